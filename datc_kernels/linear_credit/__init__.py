@@ -1,0 +1,1 @@
+from .op import linear_credit as linear_credit

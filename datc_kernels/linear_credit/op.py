@@ -1,0 +1,221 @@
+"""`linear_credit`: log-probability and directional credit from hidden states; logits never exist."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import checks
+from ..dispatch import choose
+from ..finalise import REWARD_STATS, STATS, Support
+from ..logit_transform import LogitTransform, compute_dtype
+from ..reward_half import check_reward, check_single_process, to_token_credit
+from ..types import TokenCredit
+from . import chunked, reference
+from .inputs import LinearInputs
+
+_BACKENDS = {"reference": reference, "chunked": chunked}
+
+
+def linear_credit(
+    hidden: Tensor,  # [N, D]
+    weight: Tensor,  # [V, D]
+    token_ids: Tensor,  # [N]
+    reward_grad: Tensor | None = None,  # [N, K]
+    reward_embedding: Tensor | None = None,  # [rows, K]
+    *,
+    bias: Tensor | None = None,  # [V]
+    temperature: float | Tensor = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    vocab_size: int | None = None,
+    ignore_index: int = -100,
+    process_group: object | None = None,
+    vocab_start: int = 0,
+    backend: str | None = None,
+) -> TokenCredit:
+    """Log-probability and directional credit of sampled tokens, without ever holding [N, V].
+
+    With z = softcap * tanh(logit_scale * (hidden weight^T + bias) / softcap) / temperature, p = softmax(z) over the first
+    `vocab_size` columns, u = reward_grad reward_embedding^T and A = u - <p, u>:
+
+        logprob = log p_y           credit d = <p * A, onehot(y) - p>           (d > 0: raising p_y raises the reward)
+
+    Args:
+        hidden: policy hidden states that predict the tokens, [N, D] float32, bfloat16, float16 or float64.
+        weight: LM head, [V, D]. If its dtype differs from hidden's, both are converted to float32 (float64 if one is).
+        token_ids: sampled ids y, [N] int64 or int32; `ignore_index` marks rows whose fields are to be exact zeros.
+        reward_grad: gradient of the raw reward score with respect to the reward model's input embedding at each token, [N, K].
+        reward_embedding: what the reward model's embedding module returns for every id, [rows, K]. With fewer rows than
+            columns, the reward fields are those of p conditioned on the columns that have a row (zero where y has none).
+        bias: of the LM head, [V].
+        temperature: a number, or a tensor [N].
+        softcap: soft-cap of the logits (Gemma), before the temperature. logit_scale: factor on the raw logits (Cohere, Granite).
+        vocab_size: columns of the support; padded columns beyond it do not exist. None: all of them.
+        process_group, vocab_start: vocabulary-parallel heads; not in this version (RuntimeError).
+        backend: None, "reference" or "chunked".
+
+    Returns:
+        TokenCredit: fields [N] in float32 (float64 with float64 inputs). `logprob` is differentiable with respect to hidden,
+        and to weight and bias where they require it; its backward computes probabilities again, tile by tile. Without
+        reward_grad and reward_embedding the reward fields are None and no reward product runs.
+
+    Raises:
+        ValueError: beginning with the argument's name. On CPUs also for an id outside the support; on other devices every
+            field of such a row is NaN.
+        RuntimeError: the backend asked for cannot run here.
+
+    Example:
+        >>> import torch
+        >>> from datc_kernels import linear_credit
+        >>> hidden, weight = torch.randn(8, 16), torch.randn(100, 16)      # policy: hidden states, LM head
+        >>> grad, table = torch.randn(8, 12), torch.randn(100, 12)         # reward model: dR/de, embedding table
+        >>> out = linear_credit(hidden, weight, torch.arange(8), grad, table)
+        >>> out.credit.shape
+        torch.Size([8])
+
+    Source: DATC (arXiv 2610.32772). The derivation of the sums is in this folder's README.
+    """
+    checks.check_float("hidden", hidden, 2, "[N, D]")
+    checks.check_float("weight", weight, 2, "[V, D]")
+    checks.check_not_empty("weight", weight)
+    n, device = hidden.shape[0], hidden.device
+    checks.check_size("weight", weight, 1, hidden.shape[1], "D of hidden")
+    checks.check_device("weight", weight, "hidden", device)
+    checks.check_token_ids(token_ids, n, "N of hidden", device)
+    if bias is not None:
+        checks.check_float("bias", bias, 1, "[V]")
+        checks.check_size("bias", bias, 0, weight.shape[0], "V of weight")
+        checks.check_device("bias", bias, "hidden", device)
+    check_reward(reward_grad, reward_embedding, n, device)
+    scalar, per_row = checks.check_temperature(temperature, n, device)
+    support = checks.check_vocab_size(vocab_size, weight.shape[0], "V of weight")
+    check_single_process(process_group, vocab_start)
+    logprob, stats = torch.ops.datc.linear_credit(
+        hidden,
+        weight,
+        token_ids,
+        reward_grad,
+        reward_embedding,
+        bias,
+        per_row,
+        scalar,
+        checks.check_positive("logit_scale", logit_scale),
+        None if softcap is None else checks.check_positive("softcap", softcap),
+        support,
+        ignore_index,
+        choose(backend, device),
+    )
+    return to_token_credit(logprob, stats)
+
+
+@torch.library.custom_op("datc::linear_credit", mutates_args=())
+def _forward_op(
+    hidden: Tensor,
+    weight: Tensor,
+    token_ids: Tensor,
+    reward_grad: Tensor | None,
+    reward_embedding: Tensor | None,
+    bias: Tensor | None,
+    row_temperature: Tensor | None,
+    temperature: float,
+    logit_scale: float,
+    softcap: float | None,
+    vocab_size: int,
+    ignore_index: int,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    checks.check_ids_in_support(token_ids, vocab_size, ignore_index)
+    transform = LogitTransform(logit_scale, softcap, temperature, row_temperature)
+    rewarded = 0 if reward_embedding is None else min(reward_embedding.shape[0], vocab_size)
+    support = Support(vocab_size, rewarded, ignore_index)
+    inputs = LinearInputs(hidden, weight, token_ids, bias, transform, support, reward_grad, reward_embedding)
+    with torch.autocast(hidden.device.type, enabled=False):
+        return _BACKENDS[backend].forward(inputs)
+
+
+@_forward_op.register_fake
+def _(
+    hidden: Tensor,
+    weight: Tensor,
+    token_ids: Tensor,
+    reward_grad: Tensor | None,
+    reward_embedding: Tensor | None,
+    *_settings: object,
+) -> tuple[Tensor, Tensor]:
+    dtype = compute_dtype(hidden, weight, reward_grad, reward_embedding)
+    fields = len(STATS) + (0 if reward_grad is None else len(REWARD_STATS))
+    n = hidden.shape[0]
+    return hidden.new_empty(n, dtype=dtype), hidden.new_empty((fields, n), dtype=dtype)
+
+
+@torch.library.custom_op("datc::linear_credit_backward", mutates_args=())
+def _backward_op(
+    grad_logprob: Tensor,
+    logprob: Tensor,
+    stats: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    token_ids: Tensor,
+    bias: Tensor | None,
+    row_temperature: Tensor | None,
+    temperature: float,
+    logit_scale: float,
+    softcap: float | None,
+    vocab_size: int,
+    ignore_index: int,
+    backend: str,
+    needs: list[bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of hidden, weight and bias; an empty tensor where not needed (an op cannot return None)."""
+    transform = LogitTransform(logit_scale, softcap, temperature, row_temperature)
+    inputs = LinearInputs(hidden, weight, token_ids, bias, transform, Support(vocab_size, 0, ignore_index))
+    with torch.autocast(hidden.device.type, enabled=False):
+        grads = _BACKENDS[backend].backward(inputs, grad_logprob, logprob, stats, (needs[0], needs[1], needs[2]))
+    h, w, b = (hidden.new_empty(0) if g is None else g for g in grads)
+    return h, w, b
+
+
+@_backward_op.register_fake
+def _(
+    grad_logprob: Tensor,
+    logprob: Tensor,
+    stats: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    token_ids: Tensor,
+    bias: Tensor | None,
+    row_temperature: Tensor | None,
+    temperature: float,
+    logit_scale: float,
+    softcap: float | None,
+    vocab_size: int,
+    ignore_index: int,
+    backend: str,
+    needs: list[bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    def like(needed: bool, x: Tensor | None) -> Tensor:
+        return x.new_empty(x.shape) if needed and x is not None else hidden.new_empty(0)
+
+    return like(needs[0], hidden), like(needs[1], weight), like(needs[2], bias)
+
+
+def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    hidden, weight, token_ids, _grad, _embedding, bias, row_temperature, *settings = inputs
+    logprob, stats = output
+    ctx.mark_non_differentiable(stats)
+    ctx.save_for_backward(hidden, weight, token_ids, bias, row_temperature, logprob, stats)
+    ctx.settings = settings
+
+
+def _backward(ctx, grad_logprob, _grad_stats):  # type: ignore[no-untyped-def]
+    hidden, weight, token_ids, bias, row_temperature, logprob, stats = ctx.saved_tensors
+    needs = [ctx.needs_input_grad[i] for i in (0, 1, 5)]
+    grads = torch.ops.datc.linear_credit_backward(
+        grad_logprob, logprob, stats, hidden, weight, token_ids, bias, row_temperature, *ctx.settings, needs
+    )
+    h, w, b = (g if needed else None for g, needed in zip(grads, needs, strict=True))
+    return h, w, None, None, None, b, *([None] * 7)
+
+
+_forward_op.register_autograd(_backward, setup_context=_setup_context)

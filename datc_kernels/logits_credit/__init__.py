@@ -1,0 +1,1 @@
+from .op import logits_credit as logits_credit

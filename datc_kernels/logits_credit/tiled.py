@@ -1,0 +1,52 @@
+"""Row update over logits that exist: `reference` takes all columns as one tile, `chunked` bounded tiles. Any device, exact."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..fold import Tile, fold_rows
+from ..products import blocks, product_tile, tile_shape
+from ..softmax_gradient import logprob_gradient
+from .inputs import LogitsInputs
+
+
+def _shape(x: LogitsInputs, backend: str) -> tuple[int, int]:
+    if backend == "reference":
+        return max(1, x.logits.shape[0]), x.support.vocab_size
+    return tile_shape(x.logits.device)
+
+
+def forward(x: LogitsInputs, backend: str) -> tuple[Tensor, Tensor]:
+    """logprob [N] and stats, as `finalise` lays them out."""
+    shape = _shape(x, backend)
+    space = x.logits.new_empty(0, dtype=x.dtype)
+    if x.reward_embedding is not None:
+        space = space.new_empty(min(shape[0], x.logits.shape[0]) * shape[1])
+
+    def tiles(start: int, stop: int) -> tuple[Tile, Tile | None]:
+        transform = x.transform.rows(start, stop)
+        reward: Tile | None = None
+        if x.reward_grad is not None and x.reward_embedding is not None:
+            reward = product_tile(x.reward_grad[start:stop], x.reward_embedding, space)
+        elif x.reward is not None:
+            given = x.reward[start:stop]
+            reward = lambda lo, hi: given[:, lo:hi].to(x.dtype, copy=True)  # noqa: E731
+        return lambda lo, hi: transform.apply_(x.logits[start:stop, lo:hi].to(x.dtype, copy=True)), reward
+
+    has_reward = x.reward_grad is not None or x.reward is not None
+    return fold_rows(tiles, x.token_ids, x.support, reward=has_reward, dtype=x.dtype, tile=shape)
+
+
+def backward(x: LogitsInputs, grad_logprob: Tensor, logprob: Tensor, stats: Tensor, backend: str) -> Tensor:
+    """Gradient of the logits, [N, V] in their dtype: (onehot(y) - p) times the incoming gradient, through the transform."""
+    rows, columns = _shape(x, backend)
+    gradient = torch.zeros_like(x.logits, memory_format=torch.contiguous_format)
+    incoming, skip = grad_logprob.to(x.dtype), (x.token_ids == x.support.ignore_index)[:, None]
+    for start, stop in blocks(x.logits.shape[0], rows):
+        row, transform = slice(start, stop), x.transform.rows(start, stop)
+        for lo, hi in blocks(x.support.vocab_size, columns):
+            z = transform.apply_(x.logits[row, lo:hi].to(x.dtype, copy=True))
+            grad_z = logprob_gradient(z, lo, x.token_ids[row], incoming[row], logprob[row], stats[:, row])
+            gradient[row, lo:hi] = transform.chain_(grad_z, z).masked_fill_(skip[row], 0.0).to(gradient.dtype)
+    return gradient
