@@ -1,0 +1,144 @@
+"""Prompts: read from JSON lines, and dealt out to steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from datc_train.types import Messages, Prompt
+
+ROLES = ("system", "user", "assistant", "tool")
+
+Row = str | Prompt | Messages | dict[str, Any]
+
+
+def load_prompts(source: str | os.PathLike[str] | Sequence[Row], column: str = "prompt") -> list[Prompt]:
+    """Prompts from a file of JSON lines (a path), or from a list.
+
+    A line, like a dict of the list, is an object whose `column` is the prompt: text, which becomes one user message, or
+    a list of {"role", "content"}; what else it has is kept in `Prompt.columns`. A list may also hold the text or the
+    messages themselves, and Prompts, which pass through. Blank lines are skipped.
+
+    Raises FileNotFoundError for a file that is not there, and ValueError with file and line (or the list's index), what
+    was expected and what came, for everything that is not a prompt.
+    """
+    prompts = [_prompt(row, column, where) for row, where in _rows(source)]
+    if not prompts:
+        name = os.fspath(source) if isinstance(source, str | os.PathLike) else "prompts"
+        raise ValueError(f"{name}: expected at least one prompt, got none")
+    return prompts
+
+
+def prompt_batch(prompts: Sequence[Prompt], step: int, prompts_per_step: int, seed: int) -> list[Prompt]:
+    """The prompts of one step, counted from 1: a function of (seed, step) alone, so resuming needs no state.
+
+    Epochs are seeded permutations laid end to end, and steps take `prompts_per_step` in turn, across their ends too: no
+    prompt is left out of an epoch. No prompt comes twice in a step either: where a step crosses into the next epoch,
+    that epoch's prompts that the step already has wait until just after it. With fewer than two steps' worth of prompts
+    (and not exactly one) there is no room to wait, and the first epoch's order repeats.
+
+    Raises ValueError for a step below 1 and for more prompts a step than there are.
+    """
+    count = len(prompts)
+    if step < 1:
+        raise ValueError(f"step: expected at least 1, got {step}")
+    if not 1 <= prompts_per_step <= count:
+        raise ValueError(f"prompts_per_step: expected 1 to {count}, the number of prompts, got {prompts_per_step}")
+    start = (step - 1) * prompts_per_step
+    positions = range(start, start + prompts_per_step)
+    order = {epoch: _epoch(seed, epoch, count, prompts_per_step) for epoch in {p // count for p in positions}}
+    return [prompts[order[p // count][p % count]] for p in positions]
+
+
+def _epoch(seed: int, epoch: int, count: int, per_step: int) -> list[int]:
+    """The epoch's order; its head repeats nothing that the step across its start took from the epoch before."""
+    carried = epoch * count % per_step  # positions of that step that lie in the epoch before
+    if count % per_step and count < 2 * per_step:
+        return _permutation(seed, 0, count)
+    order = _permutation(seed, epoch, count)
+    if carried == 0:
+        return order
+    # The rearranged part is within the first per_step positions, so the end of an epoch is its permutation's own.
+    taken = set(_permutation(seed, epoch - 1, count)[count - carried :])
+    head = per_step - carried
+    first = [index for index in order if index not in taken][:head]
+    chosen = set(first)
+    return first + [index for index in order if index not in chosen]
+
+
+def _permutation(seed: int, epoch: int, count: int) -> list[int]:
+    order = list(range(count))
+    random.Random(f"{seed}/{epoch}").shuffle(order)
+    return order
+
+
+def _rows(source: str | os.PathLike[str] | Sequence[Row]) -> Iterator[tuple[Row, str]]:
+    """Every row with the words that say where it stands."""
+    if not isinstance(source, str | os.PathLike):
+        for index, row in enumerate(source):
+            yield row, f"prompts[{index}]"
+        return
+    path = Path(source)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: expected a file of JSON lines with prompts, there is none")
+    for number, line in enumerate(_text(path).split("\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{where}: expected one JSON object, got {line.strip()[:40]!r} ({error})") from None
+        if not isinstance(row, dict):
+            raise ValueError(f"{where}: expected a JSON object, got {_kind(row)}")
+        yield row, where
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: expected UTF-8 text ({error})") from None
+
+
+def _prompt(row: Row, column: str, where: str) -> Prompt:
+    if isinstance(row, Prompt):
+        return row
+    if not isinstance(row, dict):
+        return Prompt(_messages(row, where))
+    if column not in row:
+        raise ValueError(f"{where}: expected a column {column!r}, got {', '.join(map(repr, row)) or 'none'}")
+    columns = {name: value for name, value in row.items() if name != column}
+    return Prompt(_messages(row[column], f"{where}, {column!r}"), columns)
+
+
+def _messages(value: Any, where: str) -> Messages:
+    messages = [{"role": "user", "content": value}] if isinstance(value, str) else value
+    if not isinstance(messages, list) or not messages:
+        raise ValueError(f"{where}: expected text or a list of messages, got {_kind(value)}")
+    for index, message in enumerate(messages):
+        at = where if isinstance(value, str) else f"{where}, message {index}"
+        if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
+            raise ValueError(f"{at}: expected an object with role and content, got {_kind(message)}")
+        if message["role"] not in ROLES:
+            raise ValueError(f"{at}: expected a role among {', '.join(ROLES)}, got {message['role']!r}")
+        if not isinstance(message["content"], str):
+            raise ValueError(f"{at}: expected content that is text, got {_kind(message['content'])}")
+    if messages[-1]["role"] == "assistant":
+        raise ValueError(f"{where}: expected a last message that the policy can answer, got one of the assistant's")
+    if not messages[-1]["content"].strip():
+        raise ValueError(f"{where}: expected a last message with words in it, got {messages[-1]['content']!r}")
+    return [dict(message) for message in messages]
+
+
+def _kind(value: Any) -> str:
+    """A JSON value's kind, in words for an error."""
+    if isinstance(value, dict):
+        return f"an object with {', '.join(map(repr, value)) or 'nothing'}"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    return "null" if value is None else repr(value)[:60]
