@@ -31,9 +31,7 @@ def check_sampler(sampler_logprob: Tensor, training_logprob: Tensor, *, dtype: t
         raise RuntimeError("the training log-probabilities are not finite: the policy's logits hold NaN or infinity")
     known = ~sampler.isnan()
     if not bool(known.any()):
-        raise RuntimeError(
-            "the sampler gave no log-probabilities: whether it samples from the policy cannot be checked"
-        )
+        raise RuntimeError("the sampler gave no log-probabilities: whether it samples from the policy cannot be checked")
     mean = float((sampler - training)[known].abs().mean())
     if mean > TOLERANCE[dtype]:
         raise RuntimeError(

@@ -30,11 +30,12 @@ def sampling_mode(model: nn.Module) -> Iterator[None]:
     try:
         model.eval()
         for module in modules:
-            if getattr(module, "gradient_checkpointing", False) is True:
+            own = vars(module)  # a wrapper (PEFT's) also answers for the attributes of what it wraps
+            if own.get("gradient_checkpointing") is True:
                 replace(module, "gradient_checkpointing", False)
-            if vars(module).get("generation_config") is not None:
+            if own.get("generation_config") is not None:
                 replace(module, "generation_config", GenerationConfig())
-            config = vars(module).get("config")
+            config = own.get("config")
             if getattr(config, "use_cache", None) is False:
                 replace(config, "use_cache", True)
         with torch.no_grad():

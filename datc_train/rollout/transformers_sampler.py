@@ -68,9 +68,7 @@ class TransformersSampler:
             raise ValueError(f"vocab_size: expected 1 to {columns}, the model's columns, got {vocab_size}")
         self.stop_ids = stop_token_ids(model, tokenizer) if stop_ids is None else tuple(sorted(set(stop_ids)))
         if stop_ids is None and not self.stop_ids:
-            raise ValueError(
-                "stop_ids: the tokenizer, the generation config and the chat template name none; give them"
-            )
+            raise ValueError("stop_ids: the tokenizer, the generation config and the chat template name none; give them")
         if any(not 0 <= stop < self.vocab_size for stop in self.stop_ids):
             raise ValueError(f"stop_ids: expected ids below vocab_size {self.vocab_size}, got {self.stop_ids}")
 
