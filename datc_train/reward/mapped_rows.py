@@ -1,0 +1,78 @@
+"""From prompts and responses to the rows that the reward model reads, each response token placed in its row."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from datc_train.reward.mapping import Positions, decode, map_response, row_byte_of, row_spans
+from datc_train.reward.rows import RowTemplate, without_stop
+from datc_train.reward.token_bytes import token_bytes
+from datc_train.types import Messages
+
+
+@dataclass(frozen=True)
+class MappedRow:
+    """One row of the reward model and where the response is in it."""
+
+    ids: list[int]
+    position: Positions  # [tokens of the response] index in `ids`, -1 where the row does not hold the token
+
+
+class RowBuilder:
+    """Builds rows for one reward tokenizer and the policy tokenizer that wrote the responses.
+
+    Args:
+        template: the reward model's.
+        policy_bytes: bytes of every policy id (`token_bytes`).
+        response_prefix: text that the policy's prompt had already put at the head of its answer (`<think>\\n`).
+    """
+
+    def __init__(self, template: RowTemplate, policy_bytes: Sequence[bytes | None], response_prefix: str) -> None:
+        self.template = template
+        self._policy_bytes = policy_bytes
+        self._reward_bytes = token_bytes(template.tokenizer)
+        self._prefix = response_prefix.encode()
+
+    def build(
+        self,
+        prompts: Sequence[Messages],
+        names: Sequence[str],
+        responses: Sequence[Sequence[int]],
+        group_size: int,
+        stop_ids: Collection[int],
+    ) -> list[MappedRow]:
+        """One row a response, whole; `names` are what errors call the prompts.
+
+        Stop tokens at the end of a response, the template's own end of turn included, are left out of the text: the
+        template writes its closing after every response, also after one that was cut off.
+        """
+        frames = [self.template.frame(prompt, name) for prompt, name in zip(prompts, names, strict=True)]
+        stops = frozenset(stop_ids) | self.template.closing_ids(frames)
+
+        all_pieces, regions, row_bytes = [], [], []
+        for index, response in enumerate(responses):
+            group = index // group_size
+            content = without_stop(response, stops)
+            pieces = self._pieces(content)
+            source = self._prefix + b"".join(pieces)
+            text, places = decode(source)
+            region = self.template.region(prompts[group], text, frames[group])
+            all_pieces.append(pieces + [b""] * (len(response) - len(content)))
+            regions.append(region)
+            row_bytes.append(row_byte_of(source, text, places, region)[len(self._prefix) :])
+
+        rows = self.template.tokenize([region.text for region in regions])
+        mapped = []
+        for response, pieces, region, row_byte, row in zip(responses, all_pieces, regions, row_bytes, rows, strict=True):
+            spans = row_spans(row, region.text, self._reward_bytes)
+            mapped.append(MappedRow(row.ids, map_response(response, pieces, row_byte, row, spans)))
+        return mapped
+
+    def text(self, response: Sequence[int]) -> str:
+        """What the policy's ids spell, U+FFFD where they are not UTF-8."""
+        return decode(b"".join(self._pieces(response)))[0]
+
+    def _pieces(self, response: Sequence[int]) -> list[bytes]:
+        known = len(self._policy_bytes)
+        return [(self._policy_bytes[i] if i < known else None) or b"" for i in response]

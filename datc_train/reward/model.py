@@ -1,0 +1,232 @@
+"""The reward model: raw scores of responses, and what the reward says about each of their tokens."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
+
+from datc_train.reward.checks import check_batch, check_call, name_prompt
+from datc_train.reward.classifier import embedding_table, take_apart
+from datc_train.reward.frozen import frozen_table
+from datc_train.reward.mapped_rows import MappedRow, RowBuilder
+from datc_train.reward.rows import RowTemplate, special_ids
+from datc_train.reward.token_bytes import token_bytes
+from datc_train.reward.vocabulary import check_same_vocabulary
+from datc_train.reward.whole_rows import score_whole_rows
+from datc_train.types import Messages, ScoredRollout
+
+
+class RewardModel:
+    """A frozen sequence classifier with one label, read in its own chat template.
+
+        R(x, y) = head(hidden at the last token of  template(x, y))        float32
+        g_t     = dR / d(input embedding at response token t)              [K], the model's dtype
+
+    Args:
+        model: a transformers `...ForSequenceClassification` (or PEFT on top) with num_labels=1. It is frozen and put in
+            evaluation mode; nothing else of it changes.
+        tokenizer: the reward model's, a fast one with a chat template.
+        policy_tokenizer: what the response ids belong to; None says the reward model's own. Its vocabulary must be the
+            reward model's, id by id where both have the id.
+        max_tokens_per_batch: bound of rows x longest row in one pass of the model. Memory grows with it, scores do not
+            depend on it beyond rounding.
+        response_prefix: text that the policy's prompt already puts at the head of its answer and that the sampled ids
+            therefore lack (`"<think>\\n"`); it goes in front of every response in the reward model's row.
+
+    Raises:
+        ValueError: a model, tokenizer or pair of vocabularies that cannot be right; says what was expected and got.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        policy_tokenizer: PreTrainedTokenizerBase | None = None,
+        max_tokens_per_batch: int = 8192,
+        response_prefix: str = "",
+    ) -> None:
+        if max_tokens_per_batch < 1:
+            raise ValueError(f"max_tokens_per_batch: expected at least 1, got {max_tokens_per_batch}")
+        self.__name__ = "reward_model"  # trainers log a reward function under its name
+        self.model = model
+        self.tokenizer = tokenizer
+        self.policy_tokenizer = policy_tokenizer if policy_tokenizer is not None else tokenizer
+        self.max_tokens_per_batch = max_tokens_per_batch
+        check_same_vocabulary(self.policy_tokenizer, tokenizer)
+        self._scorer = take_apart(model)
+        self._row_limit = _row_limit(model)
+
+        policy_bytes = token_bytes(self.policy_tokenizer)
+        template = RowTemplate(tokenizer)
+        self._rows = RowBuilder(template, policy_bytes, response_prefix)
+        self._vocab_size = max(len(policy_bytes), self._scorer.vocab_size)
+        specials = template.special_ids | special_ids(self.policy_tokenizer)
+        self._frozen = frozen_table(policy_bytes, specials, self._vocab_size)
+        self._table: Tensor | None = None
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        dtype: str | torch.dtype = "auto",
+        device: str | torch.device = "cpu",
+        policy_tokenizer: PreTrainedTokenizerBase | None = None,
+        max_tokens_per_batch: int = 8192,
+        response_prefix: str = "",
+    ) -> RewardModel:
+        """Load model and tokenizer from a folder or a hub name; `dtype="auto"` keeps the checkpoint's.
+
+        Raises:
+            ValueError: num_labels is not 1, or parameters (the score head above all) that the checkpoint does not hold
+                and that would be random.
+        """
+        config = AutoConfig.from_pretrained(path)
+        if config.num_labels != 1:
+            raise ValueError(
+                f"path: expected a reward model with num_labels=1, got num_labels={config.num_labels} in {path} "
+                f"(architectures {config.architectures})"
+            )
+        model, report = AutoModelForSequenceClassification.from_pretrained(
+            path, config=config, dtype=dtype, output_loading_info=True
+        )
+        random = sorted([*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])])
+        if random:
+            raise ValueError(
+                f"path: expected a trained reward model, got a checkpoint without {', '.join(random[:5])} "
+                f"({len(random)} newly initialised) in {path}"
+            )
+        return cls(
+            model.to(device),
+            AutoTokenizer.from_pretrained(path),
+            policy_tokenizer=policy_tokenizer,
+            max_tokens_per_batch=max_tokens_per_batch,
+            response_prefix=response_prefix,
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where ids go in, and where results lie: the input embedding's device."""
+        return self._scorer.device
+
+    def score(
+        self,
+        prompts: Sequence[Messages],
+        responses: Sequence[Sequence[int]],
+        group_size: int,
+        *,
+        gradient: bool = True,
+        stop_ids: Collection[int] | None = None,
+    ) -> ScoredRollout:
+        """Score B = len(prompts) * group_size responses of N tokens in all; with gradient, in the same pass.
+
+        Works under the caller's no_grad, inference mode and autocast, and changes none of its numbers for them.
+
+        Args:
+            prompts: chat messages, one list a group.
+            responses: policy token ids, group after group, stop token included where one was sampled; may be empty.
+            group_size: responses a prompt.
+            gradient: False runs one forward pass only; `reward_grad` and `reward_embedding` are None then.
+            stop_ids: ids that end a response, beside the policy tokenizer's EOS and the template's own end of turn. All
+                of them are taken off the response's end for the reward model's row, whose template closes every answer.
+
+        Returns:
+            score [B] float32; reward_grad [N, K] in the model's dtype, zero rows where not mapped; mapped [N] and frozen
+            [N] bool; reward_embedding [rows, K], what the embedding module returns for every id.
+
+        Raises:
+            ValueError: arguments that do not fit together; ids outside the policy's vocabulary; a row longer than the
+                model's context (before anything runs, never truncated); a score or gradient that is not finite. The
+                prompt is named.
+        """
+        with torch.inference_mode(False), torch.autocast(self.device.type, enabled=False):
+            check_batch(prompts, responses, group_size, self._vocab_size)
+            names = [name_prompt(index, prompt) for index, prompt in enumerate(prompts)]
+            stops = {*(stop_ids or ()), self.policy_tokenizer.eos_token_id} - {None}
+            rows = self._rows.build(prompts, names, responses, group_size, stops)
+            self._check_fit(rows, names, group_size)
+            if self.model.training:
+                self.model.eval()
+            return self._run(rows, names, responses, group_size, stops, gradient)
+
+    def __call__(
+        self,
+        prompts: Sequence[str | Messages],
+        completions: Sequence[str | Messages],
+        completion_ids: Sequence[Sequence[int]],
+        **columns: Any,
+    ) -> list[float]:
+        """TRL's reward function: one raw score a completion, without gradient; other columns are not read.
+
+        The row is built from `completion_ids`, the tokens that were trained on; a prompt that is a string is one user
+        message. A stop token at the end is recognised as in `score`.
+
+        Raises:
+            ValueError: as `score`; and completions that their ids do not spell (a policy with another tokenizer).
+        """
+        messages = check_call(prompts, completions, completion_ids, self._rows.text, self._vocab_size)
+        return self.score(messages, completion_ids, 1, gradient=False).score.tolist()
+
+    def _check_fit(self, rows: Sequence[MappedRow], names: Sequence[str], group_size: int) -> None:
+        for index, row in enumerate(rows):
+            name = names[index // group_size]
+            if not row.ids:
+                raise ValueError(f"prompts: expected a row of at least one token, got an empty one for {name}")
+            if self._row_limit is not None and len(row.ids) > self._row_limit:
+                raise ValueError(
+                    f"responses: expected rows of at most {self._row_limit} tokens (the reward model's context), got "
+                    f"{len(row.ids)} for response {index % group_size} of {name}"
+                )
+
+    def _run(
+        self,
+        rows: Sequence[MappedRow],
+        names: Sequence[str],
+        responses: Sequence[Sequence[int]],
+        group_size: int,
+        stops: Collection[int],
+        gradient: bool,
+    ) -> ScoredRollout:
+        device = self.device
+        ids = torch.tensor([i for response in responses for i in response], dtype=torch.long)
+        position = torch.tensor([i for row in rows for i in row.position.tolist()], dtype=torch.long)
+        owner = torch.repeat_interleave(torch.tensor([len(response) for response in responses], dtype=torch.long))
+        mapped = position >= 0
+        frozen = self._frozen[ids] | torch.isin(ids, torch.tensor(sorted(stops), dtype=torch.long)) | ~mapped
+
+        table = self._embedding_table() if gradient else None
+        reward_grad = None if table is None else table.new_zeros(len(ids), table.shape[1])
+
+        def keep(row: int, row_gradient: Tensor) -> None:
+            assert reward_grad is not None
+            tokens = torch.nonzero(mapped & (owner == row)).squeeze(1)
+            reward_grad[tokens.to(device)] = row_gradient[position[tokens].to(device)]
+
+        score = score_whole_rows(self._scorer, [row.ids for row in rows], self.max_tokens_per_batch, keep if gradient else None)
+        bad = set(torch.nonzero(~score.isfinite()).flatten().tolist())
+        if reward_grad is not None:
+            bad |= set(owner[(~reward_grad.sum(1, dtype=torch.float32).isfinite()).cpu()].tolist())
+        if bad:
+            index = min(bad)
+            raise ValueError(
+                f"model: expected a finite score and gradient, got score {score[index].item()} "
+                f"{'with a gradient that is not finite ' if score[index].isfinite() else ''}"
+                f"for response {index % group_size} of {names[index // group_size]}"
+            )
+        return ScoredRollout(score, reward_grad, mapped.to(device), frozen.to(device), table)
+
+    def _embedding_table(self) -> Tensor:
+        if self._table is None:
+            self._table = embedding_table(self._scorer.embedding)
+        return self._table
+
+
+def _row_limit(model: nn.Module) -> int | None:
+    config: Any = model.config
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
