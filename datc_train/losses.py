@@ -142,9 +142,7 @@ def _check(
     if lengths.dim() != 1 or lengths.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"lengths: expected integers [B], got {list(lengths.shape)} of {lengths.dtype}")
     if lengths.device.type == "cpu" and int(lengths.sum()) != logprob.shape[0]:
-        raise ValueError(
-            f"lengths: expected a sum of {logprob.shape[0]}, the tokens of logprob, got {int(lengths.sum())}"
-        )
+        raise ValueError(f"lengths: expected a sum of {logprob.shape[0]}, the tokens of logprob, got {int(lengths.sum())}")
     if response_mask is not None and (response_mask.shape != lengths.shape or response_mask.dtype != torch.bool):
         raise ValueError(
             f"response_mask: expected bool {list(lengths.shape)}, got {response_mask.dtype} {list(response_mask.shape)}"

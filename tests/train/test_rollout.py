@@ -153,6 +153,14 @@ def test_logprob_is_the_teacher_forced_one(tokenizer: Any, temperature: float, a
     assert set(rollout.finished.tolist()) == {True, False}
 
 
+def test_bfloat16_policy_passes_its_check(tokenizer: Any) -> None:
+    """The cached, padded and the whole forward round differently in bfloat16; by less than the check allows."""
+    model = with_adapter(make_model()).bfloat16()
+    rollout = sampler(model, tokenizer, group_size=8).sample(user("a", "b c d e"), seed=0)
+    assert rollout.sampler_logprob.dtype == torch.float32
+    check_sampler(rollout.sampler_logprob, teacher_forced(model, rollout, 1.0, len(WORDS)), dtype=torch.bfloat16)
+
+
 def test_frequencies_are_the_softmax(tokenizer: Any) -> None:
     """First tokens of 4,000 responses: total variation and chi-square as independent draws from the softmax have them."""
     model, count = make_model(spread=0.15), 4000
