@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from datc_train.reward.mapping import Positions, decode, map_response, row_byte_of, row_spans
 from datc_train.reward.rows import RowTemplate, without_stop
-from datc_train.reward.token_bytes import token_bytes
 from datc_train.types import Messages
 
 
@@ -24,14 +23,21 @@ class RowBuilder:
 
     Args:
         template: the reward model's.
-        policy_bytes: bytes of every policy id (`token_bytes`).
+        reward_bytes: bytes of every reward id (`token_bytes`).
+        policy_bytes: bytes of every policy id.
         response_prefix: text that the policy's prompt had already put at the head of its answer (`<think>\\n`).
     """
 
-    def __init__(self, template: RowTemplate, policy_bytes: Sequence[bytes | None], response_prefix: str) -> None:
+    def __init__(
+        self,
+        template: RowTemplate,
+        reward_bytes: Sequence[bytes | None],
+        policy_bytes: Sequence[bytes | None],
+        response_prefix: str,
+    ) -> None:
         self.template = template
+        self._reward_bytes = reward_bytes
         self._policy_bytes = policy_bytes
-        self._reward_bytes = token_bytes(template.tokenizer)
         self._prefix = response_prefix.encode()
 
     def build(

@@ -23,7 +23,7 @@ Positions = NDArray[np.int64]
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _WHITESPACE = b" \t\r\n\f\v"
-_WORDS = re.compile(r"\s+|\S+")
+_WORDS = re.compile(r"\s+|\w+|[^\w\s]")
 
 
 def decode(source: bytes) -> tuple[str, Positions]:
@@ -53,7 +53,7 @@ def aligned_pieces(response: str, region: str) -> list[tuple[int, int, int]]:
     """Pieces (start in response, start in region, length), in characters, of the text that the template kept.
 
     Mostly one piece: the response itself, or what trimming left of it. A template that rewrites the middle (thoughts with
-    other blank lines around them) leaves several; they are matched by whole words.
+    other blank lines around them) leaves several; they are matched by whole words and signs.
     """
     if not region:
         return []

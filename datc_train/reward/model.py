@@ -62,12 +62,13 @@ class RewardModel:
         self._scorer = take_apart(model)
         self._row_limit = _row_limit(model)
 
-        policy_bytes = token_bytes(self.policy_tokenizer)
+        reward_bytes = token_bytes(tokenizer)
+        policy_bytes = reward_bytes if self.policy_tokenizer is tokenizer else token_bytes(self.policy_tokenizer)
         template = RowTemplate(tokenizer)
-        self._rows = RowBuilder(template, policy_bytes, response_prefix)
+        self._rows = RowBuilder(template, reward_bytes, policy_bytes, response_prefix)
         self._vocab_size = max(len(policy_bytes), self._scorer.vocab_size)
         specials = template.special_ids | special_ids(self.policy_tokenizer)
-        self._frozen = frozen_table(policy_bytes, specials, self._vocab_size)
+        self._frozen = frozen_table(policy_bytes, specials, max(self._vocab_size, len(reward_bytes)))
         self._table: Tensor | None = None
 
     @classmethod
@@ -178,6 +179,11 @@ class RewardModel:
             name = names[index // group_size]
             if not row.ids:
                 raise ValueError(f"prompts: expected a row of at least one token, got an empty one for {name}")
+            if max(row.ids) >= self._scorer.vocab_size:
+                raise ValueError(
+                    f"tokenizer: expected ids below {self._scorer.vocab_size} (the model's embedding rows), got "
+                    f"{max(row.ids)} for {name}"
+                )
             if self._row_limit is not None and len(row.ids) > self._row_limit:
                 raise ValueError(
                     f"responses: expected rows of at most {self._row_limit} tokens (the reward model's context), got "
