@@ -1,0 +1,155 @@
+"""What a run is: one typed dataclass, the same in YAML, on the command line and in Python. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+Method = Literal["grpo", "datc"]
+Loss = Literal["grpo"]
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Low-rank adapters; float32 whatever the base's dtype.
+
+    Args:
+        r: rank.
+        alpha: scale; the update is alpha / r times B A.
+        target_modules: names of linear layers, or "all-linear" (every one but the LM head).
+    """
+
+    r: int = 16
+    alpha: int = 32
+    target_modules: str | list[str] = "all-linear"
+
+
+@dataclass(frozen=True)
+class Config:
+    """A training run.
+
+    Args:
+        policy: the model to train: "quickstart" (SmolLM2-135M-Instruct), "tiny" (random), a folder or a hub name.
+        reward: the reward model: "quickstart", "tiny", a folder or a hub name of a sequence classifier with one label.
+        prompts: what to train on: "quickstart", or a file of JSON lines.
+        prompt_column: its column that holds the prompt, as text or as messages.
+        eval_prompts: held-out prompts, scored before the first and after the last step: "quickstart", a file, or null.
+        eval_limit: at most so many of them.
+        run_dir: folder of the run; null makes a new one under runs/. An existing folder is an error.
+        steps: optimizer updates; every step samples afresh.
+        seed: of prompts' order, sampling and the adapter's start.
+        device: "auto" (a GPU where there is one), "cpu", "cuda", "cuda:1", ...
+        reward_device: where the reward model lives; null: with the policy.
+        dtype: of the policy and the reward model.
+        method: how a response's advantage is shared out: "datc", or "grpo" (all tokens alike).
+        loss: the objective; see datc_train/losses.py.
+        ceiling: lambda; weights lie within [1/ceiling, ceiling].
+        utility: "advantage", or "sign" (the sign of the advantage only).
+        beta: weight of the KL term to the policy that training started from; 0 runs no reference pass.
+        clip: the ratio's clip range.
+        mask_truncated: leave responses that were cut off out of the loss.
+        prompts_per_step: prompts a step.
+        group_size: responses a prompt.
+        max_new_tokens: a response that has not stopped by then is cut off.
+        max_prompt_tokens: a longer prompt is an error; null: no bound.
+        temperature: of sampling, and of the policy that the loss and the credit see.
+        sample_batch_size: responses sampled together.
+        chat_template_kwargs: handed to the policy's chat template, such as {enable_thinking: false}.
+        learning_rate: of AdamW.
+        schedule: "constant", or "cosine" down to min_learning_rate_ratio; both after the warm-up.
+        schedule_steps: length of the schedule; null: steps.
+        warmup_steps: of linear warm-up.
+        min_learning_rate_ratio: where the cosine ends, as a share of learning_rate.
+        weight_decay: of AdamW.
+        max_grad_norm: the gradient's norm is clipped to it.
+        lora: adapters; null trains every parameter.
+        gradient_checkpointing: less memory in the update for a second forward pass.
+        micro_batch_tokens: padded tokens of a forward and backward pass; a step's gradient does not depend on it.
+        reward_batch_tokens: padded tokens of a pass of the reward model.
+        backend: of the kernels; null takes the fastest exact one of the device.
+        save_every: a checkpoint every so many steps; null: only at the end.
+        samples_per_step: responses of a step that go to samples.jsonl, token by token.
+    """
+
+    policy: str = "quickstart"
+    reward: str = "quickstart"
+    prompts: str = "quickstart"
+    prompt_column: str = "prompt"
+    eval_prompts: str | None = None
+    eval_limit: int = 16
+    run_dir: str | None = None
+    steps: int = 250
+    seed: int = 0
+    device: str = "auto"
+    reward_device: str | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    method: Method = "datc"
+    loss: Loss = "grpo"
+    ceiling: float = 4.0
+    utility: Literal["advantage", "sign"] = "advantage"
+    beta: float = 0.03
+    clip: float = 0.2
+    mask_truncated: bool = False
+    prompts_per_step: int = 8
+    group_size: int = 8
+    max_new_tokens: int = 256
+    max_prompt_tokens: int | None = None
+    temperature: float = 1.0
+    sample_batch_size: int = 64
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    learning_rate: float = 5e-5
+    schedule: Literal["constant", "cosine"] = "constant"
+    schedule_steps: int | None = None
+    warmup_steps: int = 0
+    min_learning_rate_ratio: float = 0.1
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+    lora: Lora | None = field(default_factory=Lora)
+    gradient_checkpointing: bool = False
+    micro_batch_tokens: int = 4096
+    reward_batch_tokens: int = 8192
+    backend: Literal["reference", "chunked", "cpu", "triton", "cuda"] | None = None
+    save_every: int | None = None
+    samples_per_step: int = 4
+
+    def __post_init__(self) -> None:
+        """Raises ValueError that begins with the key, for values that cannot be."""
+        at_least_one = ("steps", "prompts_per_step", "max_new_tokens", "sample_batch_size", "micro_batch_tokens")
+        for key in (*at_least_one, "reward_batch_tokens", "eval_limit"):
+            _require(key, getattr(self, key), getattr(self, key) >= 1, "at least 1")
+        for key in ("schedule_steps", "save_every", "max_prompt_tokens"):
+            value = getattr(self, key)
+            _require(key, value, value is None or value >= 1, "null or at least 1")
+        for key in ("warmup_steps", "samples_per_step", "seed", "beta", "weight_decay"):
+            _require(key, getattr(self, key), getattr(self, key) >= 0, "at least 0")
+        for key in ("temperature", "learning_rate", "max_grad_norm"):
+            _require(key, getattr(self, key), 0 < getattr(self, key) < float("inf"), "a finite number above 0")
+        _require("group_size", self.group_size, self.group_size >= 2, "at least 2: advantages compare responses of a group")
+        _require("ceiling", self.ceiling, 1 <= self.ceiling < float("inf"), "a finite number of at least 1")
+        _require("clip", self.clip, 0 <= self.clip < 1, "in [0, 1)")
+        ratio = self.min_learning_rate_ratio
+        _require("min_learning_rate_ratio", ratio, 0 <= ratio <= 1, "in [0, 1]")
+        if self.lora is not None:
+            _require("lora.r", self.lora.r, self.lora.r >= 1, "at least 1")
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def _require(key: str, value: object, holds: bool, expected: str) -> None:
+    if not holds:
+        raise ValueError(f"{key}: expected {expected}, got {value}")
+
+
+def config_from(source: Config | dict[str, Any]) -> Config:
+    """A Config from itself or from a dict of its keys; ValueError for a key that does not exist."""
+    if isinstance(source, Config):
+        return source
+    known = {f.name for f in fields(Config)}
+    unknown = sorted(set(source) - known)
+    if unknown:
+        raise ValueError(f"{unknown[0]}: no such key; known are {', '.join(sorted(known))}")
+    values = dict(source)
+    if isinstance(values.get("lora"), dict):
+        values["lora"] = Lora(**values["lora"])
+    return Config(**values)

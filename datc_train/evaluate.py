@@ -1,0 +1,36 @@
+"""Mean raw reward on fixed held-out prompts, with random numbers that are the same at every evaluation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from datc_train.reward import RewardModel
+from datc_train.rollout import TransformersSampler
+from datc_train.score import RewardFunction, score_rollout
+from datc_train.types import Prompt
+
+_SEED = 20_000_003  # apart from the seeds of training steps
+
+
+def evaluate(
+    step: int, sampler: TransformersSampler, reward: RewardModel | RewardFunction, prompts: list[Prompt]
+) -> dict[str, Any]:
+    """A line of eval.jsonl: the policy's samples at the training temperature, scored without gradient."""
+    rollout = sampler.sample(prompts, seed=_SEED)
+    scored = score_rollout(reward, rollout, sampler.tokenizer, sampler.stop_ids, gradient=False)
+    parts = rollout.response_ids.split(rollout.lengths.tolist())
+    first = range(0, len(parts), rollout.group_size)
+    return {
+        "step": step,
+        "reward_mean": float(scored.score.double().mean()),
+        "length_mean": float(rollout.lengths.double().mean()),
+        "finished": float(rollout.finished.double().mean()),
+        "samples": [
+            {
+                "prompt": rollout.prompts[i // rollout.group_size].messages[-1]["content"],
+                "response": sampler.tokenizer.decode(parts[i], skip_special_tokens=True),
+                "reward": float(scored.score[i]),
+            }
+            for i in first
+        ],
+    }

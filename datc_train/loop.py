@@ -1,0 +1,175 @@
+"""The training loop, top-down: prompts -> rollout -> scored rollout -> credit and weights -> loss -> update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase, get_constant_schedule_with_warmup, get_cosine_with_min_lr_schedule_with_warmup
+
+from datc_train.advantages import group_advantages
+from datc_train.clock import Clock
+from datc_train.config import Config, config_from
+from datc_train.credit import METHODS
+from datc_train.data import Row, load_prompts, prompt_batch
+from datc_train.evaluate import evaluate
+from datc_train.metrics import sample_lines, step_metrics
+from datc_train.models import load_policy, load_reward, resolve_device
+from datc_train.policy import Policy
+from datc_train.progress import StepProgress
+from datc_train.reward import RewardModel
+from datc_train.rollout import TransformersSampler
+from datc_train.run_folder import RunFolder
+from datc_train.score import RewardFunction, check_reward, score_rollout
+from datc_train.summary import summary
+from datc_train.types import Prompt
+from datc_train.update import reference_logprobs, update
+
+
+def train(
+    config: Config | dict[str, Any],
+    policy: Any = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    reward: RewardModel | RewardFunction | None = None,
+    prompts: str | Sequence[Row] | None = None,
+) -> Path:
+    """Train a policy by DATC or GRPO and return the run's folder.
+
+    Args:
+        config: a `Config`, or a dict of its keys. Whatever else is given replaces what the config would load:
+        policy: a causal language model of transformers, or a PEFT model; trained in place. Needs `tokenizer`.
+        tokenizer: the policy's.
+        reward: a `RewardModel`, or for `grpo` any function (prompts, completions, completion_ids, **columns) -> list of float.
+        prompts: a file of JSON lines, or a list of texts, messages, rows or `Prompt`s.
+
+    Raises:
+        ValueError, FileNotFoundError, FileExistsError: what cannot be, before anything is trained or written.
+        RuntimeError: a loss or gradient that is not finite, or a sampler whose log-probabilities are not the policy's; the
+            optimizer has not moved then.
+    """
+    config = config_from(config)
+    device = resolve_device(config.device)
+    train_prompts = _prompts(config.prompts if prompts is None else prompts, config, held_out=False)
+    prompt_batch(train_prompts, 1, config.prompts_per_step, config.seed)  # enough of them?
+    eval_prompts = [] if config.eval_prompts is None else _prompts(config.eval_prompts, config, held_out=True)
+    eval_prompts = eval_prompts[: config.eval_limit]
+    if reward is not None:
+        check_reward(reward, config.method)
+    actor = load_policy(config, device, policy, tokenizer)
+    if reward is None:
+        reward_device = device if config.reward_device is None else resolve_device(config.reward_device)
+        reward = load_reward(config, reward_device, actor.tokenizer)
+    sampler = TransformersSampler(
+        actor.model,
+        actor.tokenizer,
+        group_size=config.group_size,
+        max_new_tokens=config.max_new_tokens,
+        temperature=config.temperature,
+        max_batch_size=config.sample_batch_size,
+        max_prompt_tokens=config.max_prompt_tokens,
+        chat_template_kwargs=config.chat_template_kwargs,
+    )
+    return _run(config, actor, reward, sampler, train_prompts, eval_prompts)
+
+
+def _run(
+    config: Config,
+    actor: Policy,
+    reward: RewardModel | RewardFunction,
+    sampler: TransformersSampler,
+    train_prompts: list[Prompt],
+    eval_prompts: list[Prompt],
+) -> Path:
+    optimizer = torch.optim.AdamW(actor.trainable, lr=config.learning_rate, weight_decay=config.weight_decay)
+    schedule = _schedule(optimizer, config)
+    folder = RunFolder(config)
+    history: list[dict[str, Any]] = []
+    evaluations: list[dict[str, Any]] = []
+    checkpoint = folder.path
+    table: Tensor | None = None
+
+    def evaluate_at(step: int) -> None:
+        if eval_prompts:
+            evaluations.append(evaluate(step, sampler, reward, eval_prompts))
+            folder.append("eval.jsonl", evaluations[-1:])
+
+    with StepProgress(config.steps, config.method) as progress:
+        evaluate_at(0)
+        for step in range(1, config.steps + 1):
+            clock = Clock(actor.device)
+            with clock("sample"):
+                batch = prompt_batch(train_prompts, step, config.prompts_per_step, config.seed)
+                rollout = sampler.sample(batch, seed=_step_seed(config.seed, step))
+            with clock("score"):
+                gradient = METHODS[config.method].needs_reward_gradient
+                scored = score_rollout(reward, rollout, actor.tokenizer, sampler.stop_ids, gradient=gradient)
+                if scored.reward_embedding is not None:  # a table of its own device crosses once
+                    table = scored.reward_embedding.to(actor.device) if table is None else table
+                    scored = replace(scored, reward_embedding=table)
+            advantage = group_advantages(scored.score, config.group_size).to(actor.device)
+            reference = None
+            if config.beta > 0:
+                with clock("reference"):
+                    reference = reference_logprobs(actor, rollout, config, sampler.vocab_size)
+            learning_rate = schedule.get_last_lr()[0]
+            result = update(
+                actor,
+                optimizer,
+                rollout,
+                scored,
+                advantage,
+                reference,
+                config,
+                vocab_size=sampler.vocab_size,
+                step=step,
+                clock=clock,
+                check_sampler=step == 1,
+            )
+            schedule.step()
+            history.append(
+                step_metrics(
+                    step,
+                    rollout,
+                    scored,
+                    advantage,
+                    result,
+                    clock,
+                    ceiling=config.ceiling,
+                    learning_rate=learning_rate,
+                )
+            )
+            folder.append("metrics.jsonl", history[-1:])
+            kept = sample_lines(step, rollout, scored, advantage, result, actor.tokenizer, config.samples_per_step)
+            folder.append("samples.jsonl", kept)
+            progress.step(history[-1])
+            if step == config.steps or (config.save_every and step % config.save_every == 0):
+                state = {"step": step, "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}
+                checkpoint = folder.save_checkpoint(step, actor.model, actor.tokenizer, state)
+        evaluate_at(config.steps)
+    progress.say(summary(history, evaluations, str(folder.path), str(checkpoint)))
+    return folder.path
+
+
+def _prompts(source: str | Sequence[Row], config: Config, *, held_out: bool) -> list[Prompt]:
+    if source == "quickstart":
+        from datc_train import quickstart
+
+        source = quickstart.heldout_prompts() if held_out else quickstart.train_prompts()
+        return load_prompts(source)
+    return load_prompts(source, config.prompt_column)
+
+
+def _schedule(optimizer: torch.optim.Optimizer, config: Config) -> torch.optim.lr_scheduler.LambdaLR:
+    if config.schedule == "constant":
+        return get_constant_schedule_with_warmup(optimizer, config.warmup_steps)
+    length = config.schedule_steps or config.steps
+    ratio = config.min_learning_rate_ratio
+    return get_cosine_with_min_lr_schedule_with_warmup(optimizer, config.warmup_steps, length, min_lr_rate=ratio)
+
+
+def _step_seed(seed: int, step: int) -> int:
+    return (seed * 1_000_003 + step) % 2**31

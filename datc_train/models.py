@@ -1,0 +1,80 @@
+"""From the names in a config to models: what comes with the package, a folder, or a hub name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from datc_train.config import Config
+from datc_train.policy import Policy, check_dropout, take_policy
+from datc_train.reward import RewardModel
+
+
+def resolve_device(name: str) -> torch.device:
+    """ "auto" is a GPU where there is one. Raises ValueError for a device that is not here."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"device: expected auto, cpu, cuda or cuda:<index>, got {name!r}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device: {name!r} asked for, but torch sees no GPU here (torch {torch.__version__})")
+    return device
+
+
+def load_policy(
+    config: Config, device: torch.device, model: Any = None, tokenizer: PreTrainedTokenizerBase | None = None
+) -> Policy:
+    """The policy of a run, with a fresh adapter where the config has `lora` and `model` is not a PEFT model already."""
+    dtype = getattr(torch, config.dtype)
+    if model is None:
+        model, own_tokenizer = _load_causal(config.policy, dtype, device)
+        tokenizer = own_tokenizer if tokenizer is None else tokenizer
+    if tokenizer is None:
+        raise ValueError("tokenizer: expected one beside policy, got None")
+    model = model.to(device)
+    starts_at_base = False
+    if config.lora is not None and not hasattr(model, "peft_config"):
+        from peft import LoraConfig, get_peft_model
+
+        targets = config.lora.target_modules
+        settings = LoraConfig(r=config.lora.r, lora_alpha=config.lora.alpha, lora_dropout=0.0, target_modules=targets)
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(config.seed)
+            model = get_peft_model(model, settings)
+        starts_at_base = True
+    elif config.lora is None and not hasattr(model, "peft_config"):
+        model.requires_grad_(True)
+    if config.gradient_checkpointing:
+        check_dropout(model)
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.train(config.gradient_checkpointing)
+    return take_policy(model, tokenizer, starts_at_base=starts_at_base, reference=config.beta > 0)
+
+
+def load_reward(config: Config, device: torch.device, policy_tokenizer: PreTrainedTokenizerBase) -> RewardModel:
+    """The reward model of a run, reading the policy's token ids."""
+    dtype = getattr(torch, config.dtype)
+    options: dict[str, Any] = {"policy_tokenizer": policy_tokenizer, "max_tokens_per_batch": config.reward_batch_tokens}
+    if config.reward in ("quickstart", "tiny"):
+        from datc_train import quickstart
+
+        load = quickstart.load_reward_model if config.reward == "quickstart" else quickstart.load_tiny_reward_model
+        model, tokenizer = load(dtype=dtype, device=str(device))
+        return RewardModel(model, tokenizer, **options)
+    return RewardModel.from_pretrained(config.reward, dtype=dtype, device=device, **options)
+
+
+def _load_causal(name: str, dtype: torch.dtype, device: torch.device) -> tuple[Any, PreTrainedTokenizerBase]:
+    if name in ("quickstart", "tiny"):
+        from datc_train import quickstart
+
+        load = quickstart.load_policy if name == "quickstart" else quickstart.load_tiny_policy
+        return load(dtype=dtype, device=str(device))
+    try:
+        return AutoModelForCausalLM.from_pretrained(name, dtype=dtype), AutoTokenizer.from_pretrained(name)
+    except OSError as error:
+        raise ValueError(f"policy: expected quickstart, tiny, a folder or a hub name, got {name!r}: {error}") from error

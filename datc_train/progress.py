@@ -1,0 +1,44 @@
+"""What a person sees while a run goes on: a live bar on a terminal, a line a step elsewhere."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+_TEXT = "reward {reward_mean:+.3f}  KL {kl}  length {length_mean:.0f}  ESS {ess_ratio:.2f}  {tokens_per_second:.0f} tok/s"
+
+
+class StepProgress:
+    def __init__(self, steps: int, method: str) -> None:
+        self.console = Console(highlight=False)
+        self.steps = steps
+        self.bar = Progress(
+            TextColumn(f"[bold]{method}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[text]}"),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        self.task = self.bar.add_task("train", total=steps, text="first step ...")
+
+    def __enter__(self) -> StepProgress:
+        self.bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.bar.stop()
+
+    def step(self, metrics: dict[str, Any]) -> None:
+        kl = "off" if metrics["kl"] is None else f"{metrics['kl']:.4f}"
+        text = _TEXT.format(**metrics | {"kl": kl, "tokens_per_second": metrics["tokens_per_second"] or 0.0})
+        self.bar.update(self.task, advance=1, text=text)
+        if not self.console.is_terminal:
+            self.console.print(f"step {metrics['step']}/{self.steps}  {text}", soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        self.console.print(text, soft_wrap=True, markup=False)

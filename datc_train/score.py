@@ -1,0 +1,72 @@
+"""From a rollout to its scored half: by a reward model, or by a function of text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from datc_train.credit import METHODS
+from datc_train.reward import RewardModel
+from datc_train.types import Rollout, ScoredRollout
+
+RewardFunction = Callable[..., list[float]]
+
+
+def check_reward(reward: object, method: str) -> None:
+    """Raises ValueError where the method needs a gradient that `reward` does not have, TypeError for what is not callable."""
+    if not METHODS[method].needs_reward_gradient or isinstance(reward, RewardModel):
+        if not callable(reward):
+            raise ValueError(f"reward: expected a RewardModel or a function, got {type(reward).__name__}")
+        return
+    without = [name for name, m in METHODS.items() if not m.needs_reward_gradient]
+    raise ValueError(
+        f"reward: method {method!r} needs the gradient of a RewardModel, got {type(reward).__name__}; "
+        f"methods that work with any reward function: {', '.join(without)}"
+    )
+
+
+def score_rollout(
+    reward: RewardModel | RewardFunction,
+    rollout: Rollout,
+    tokenizer: PreTrainedTokenizerBase,
+    stop_ids: tuple[int, ...],
+    *,
+    gradient: bool,
+) -> ScoredRollout:
+    """Raw scores [B], and with `gradient` the reward's gradient at every token. A function's scores have no token part."""
+    responses = [part.tolist() for part in rollout.response_ids.cpu().split(rollout.lengths.tolist())]
+    prompts = [prompt.messages for prompt in rollout.prompts]
+    if isinstance(reward, RewardModel):
+        return reward.score(prompts, responses, rollout.group_size, gradient=gradient, stop_ids=stop_ids)
+    scores = _call(reward, rollout, responses, tokenizer)
+    nowhere = torch.zeros(len(rollout.response_ids), dtype=torch.bool, device=rollout.response_ids.device)
+    return ScoredRollout(scores.to(rollout.response_ids.device), None, nowhere, ~nowhere, None)
+
+
+def _call(
+    reward: RewardFunction, rollout: Rollout, responses: list[list[int]], tokenizer: PreTrainedTokenizerBase
+) -> torch.Tensor:
+    """A reward function in TRL's sense: conversational prompts and completions, ids, and the prompts' other columns."""
+    owners = [rollout.prompts[i // rollout.group_size] for i in range(len(responses))]
+    texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in responses]
+    columns: dict[str, list[Any]] = {
+        key: [owner.columns.get(key) for owner in owners] for key in sorted({k for owner in owners for k in owner.columns})
+    }
+    values = reward(
+        prompts=[owner.messages for owner in owners],
+        completions=[[{"role": "assistant", "content": text}] for text in texts],
+        completion_ids=responses,
+        **columns,
+    )
+    name = getattr(reward, "__name__", type(reward).__name__)
+    if not hasattr(values, "__len__") or len(values) != len(responses):
+        raise ValueError(f"reward: expected {len(responses)} numbers from {name}, got {values!r:.80}")
+    for i, value in enumerate(values):
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            prompt = owners[i].messages[-1]["content"]
+            raise ValueError(f"reward: expected finite numbers from {name}, got {value!r} for {prompt[:80]!r}")
+    return torch.tensor([float(v) for v in values], dtype=torch.float32)
