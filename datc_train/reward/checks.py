@@ -51,7 +51,7 @@ def check_call(
     """The prompts of a reward-function call as messages.
 
     Raises ValueError for columns of unequal length, completions of several messages, and where the ids spell none of the
-    completions. (One that differs alone proves nothing: trainers drop special tokens and thoughts from the text.)
+    completions. (One that differs alone proves nothing: trainers take thoughts out of the text.)
     """
     if not len(prompts) == len(completions) == len(completion_ids):
         raise ValueError(
@@ -66,15 +66,20 @@ def check_call(
             if len(completion) != 1:
                 raise ValueError(f"completions: expected one assistant message each, got {len(completion)} at {index}")
             completion = completion[0]["content"]
-        words = "".join(str(completion).split())
+        words = _letters(str(completion))
         if words:
-            spelled.append(words in "".join(text_of(ids).split()))
+            spelled.append(words in _letters(text_of(ids)))
     if spelled and not any(spelled):
         raise ValueError(
             "completion_ids: expected ids of the reward model's vocabulary, got ids that spell none of the completions; "
             "the policy has another tokenizer"
         )
     return messages
+
+
+def _letters(text: str) -> str:
+    """Without what decoders may treat differently: blanks, and stand-ins for invalid bytes."""
+    return "".join(text.replace("\N{REPLACEMENT CHARACTER}", "").split())
 
 
 def _is_message(message: Any) -> bool:

@@ -76,8 +76,9 @@ class RowBuilder:
         return mapped
 
     def text(self, response: Sequence[int]) -> str:
-        """What the policy's ids spell, U+FFFD where they are not UTF-8."""
-        return decode(b"".join(self._pieces(response)))[0]
+        """What the policy's ids spell without special tokens, as trainers hand out completions."""
+        content = [token for token in response if token not in self.template.special_ids]
+        return decode(b"".join(self._pieces(content)))[0]
 
     def _pieces(self, response: Sequence[int]) -> list[bytes]:
         known = len(self._policy_bytes)

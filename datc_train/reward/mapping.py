@@ -64,7 +64,8 @@ def aligned_pieces(response: str, region: str) -> list[tuple[int, int, int]]:
     response_words, region_words = _WORDS.findall(response), _WORDS.findall(region)
     response_start = [0, *accumulate(map(len, response_words))]
     region_start = [0, *accumulate(map(len, region_words))]
-    blocks = SequenceMatcher(None, response_words, region_words, autojunk=False).get_matching_blocks()
+    # Frequent words only extend matches (autojunk): a response that repeats itself would take quadratic time otherwise.
+    blocks = SequenceMatcher(None, response_words, region_words, autojunk=True).get_matching_blocks()
     return [(response_start[a], region_start[b], response_start[a + size] - response_start[a]) for a, b, size in blocks if size]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -236,6 +237,16 @@ def test_t24_reward_function_notices_another_tokenizer(reward: RewardModel) -> N
     with pytest.raises(ValueError, match=r"completion_ids: .*another tokenizer"):
         reward([PROMPT] * 2, texts, foreign)
     assert len(reward([PROMPT] * 2, ["cleaned up by a trainer", texts[1]], own)) == 2
+
+
+def test_t24_any_ids_of_the_right_tokenizer_pass(reward: RewardModel) -> None:
+    """T24: what the library's own decoding makes of random ids, special tokens and half characters, raises no alarm."""
+    chance = random.Random(0)
+    tokenizer = reward.tokenizer
+    for _ in range(50):
+        ids = [[chance.randrange(len(tokenizer)) for _ in range(60)] + [tokenizer.eos_token_id]]
+        ids[0][::9] = [tokenizer.convert_tokens_to_ids("<|im_start|>")] * len(ids[0][::9])
+        assert len(reward([PROMPT], tokenizer.batch_decode(ids, skip_special_tokens=True), ids)) == 1
 
 
 def test_reward_function_arguments(reward: RewardModel) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from itertools import accumulate, groupby
 from typing import Any
 
@@ -221,3 +222,13 @@ def test_long_random_responses() -> None:
     position = rows_of(tokenizer, response)[0].position.tolist()
     assert position == expected_positions(tokenizer, response)
     assert sum(p >= 0 for p in position) > 200
+
+
+def test_long_rewritten_thoughts_are_matched_in_little_time() -> None:
+    """Thousands of words, also of the same word: linear time, and natural text is followed to its end."""
+    words = [f"w{i % 700}" if i % 3 else "the" for i in range(4000)]
+    for body, least in ((" ".join(words), 0.95), ("a " * 4000, 0.0)):
+        start = time.perf_counter()
+        pieces = aligned_pieces(f"<think>\n\n\n{body}</think>The answer", f"{body}\n</think>\n\nThe answer")
+        assert time.perf_counter() - start < 5
+        assert sum(length for _, _, length in pieces) >= least * len(body)
