@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import traceback
+import warnings
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -54,12 +55,17 @@ def _run(argv: list[str]) -> None:
     parser, train_parser = build_parser()
     arguments = parser.parse_args([_recipe_path(argv, i) for i in range(len(argv))] or ["--help"])
     if arguments.subcommand == "train":
-        values = train_parser.instantiate_classes(arguments.train)
+        values = train_parser.instantiate(arguments.train)
         given = values.pop("config", None)
         if not given:
             raise ValueError(f"--config: expected a recipe, got none; try {' or '.join(recipes())}")
+        from transformers.utils.logging import disable_progress_bar
+
         from datc_train.loop import train
 
+        disable_progress_bar()
+        # PEFT asks transformers for an attribute that it has renamed; nothing that a user can act on.
+        warnings.filterwarnings("ignore", category=FutureWarning, module="transformers.modeling_utils")
         train(Config(**vars(values)))
 
 

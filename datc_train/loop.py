@@ -23,7 +23,7 @@ from datc_train.policy import Policy
 from datc_train.progress import StepProgress
 from datc_train.reward import RewardModel
 from datc_train.rollout import TransformersSampler
-from datc_train.run_folder import RunFolder
+from datc_train.run_folder import RunFolder, check_free
 from datc_train.score import RewardFunction, check_reward, score_rollout
 from datc_train.summary import summary
 from datc_train.types import Prompt
@@ -52,6 +52,7 @@ def train(
             optimizer has not moved then.
     """
     config = config_from(config)
+    check_free(config)
     device = resolve_device(config.device)
     train_prompts = _prompts(config.prompts if prompts is None else prompts, config, held_out=False)
     prompt_batch(train_prompts, 1, config.prompts_per_step, config.seed)  # enough of them?
@@ -115,7 +116,7 @@ def _run(
             if config.beta > 0:
                 with clock("reference"):
                     reference = reference_logprobs(actor, rollout, config, sampler.vocab_size)
-            learning_rate = schedule.get_last_lr()[0]
+            learning_rate = float(schedule.get_last_lr()[0])
             result = update(
                 actor,
                 optimizer,

@@ -22,7 +22,7 @@ class Policy:
     model: Any  # transformers, or PEFT on top
     tokenizer: PreTrainedTokenizerBase
     backbone: nn.Module  # ids -> last hidden state, adapters included
-    weight: nn.Parameter  # [V, D] LM head
+    weight: Tensor  # [V, D] LM head
     bias: Tensor | None  # [V]
     softcap: float | None
     logit_scale: float

@@ -15,17 +15,19 @@ import yaml
 from datc_train.config import Config
 
 
-class RunFolder:
-    """Creates the folder; a run never writes into another's.
+def check_free(config: Config) -> None:
+    """Raises FileExistsError for a `run_dir` that exists: before models load, not after."""
+    if config.run_dir is not None and Path(config.run_dir).exists():
+        raise FileExistsError(f"run_dir: {config.run_dir} exists; choose another folder, a run never overwrites one")
 
-    Raises FileExistsError for a `run_dir` that exists, OSError where it cannot be written.
-    """
+
+class RunFolder:
+    """Creates the folder; a run never writes into another's. Raises as `check_free`, OSError where it cannot be written."""
 
     def __init__(self, config: Config) -> None:
         if config.run_dir is not None:
+            check_free(config)
             self.path = Path(config.run_dir)
-            if self.path.exists():
-                raise FileExistsError(f"run_dir: {self.path} exists; choose another folder, a run never overwrites one")
             self.path.mkdir(parents=True)
         else:
             self.path = _new_folder(Path("runs"), f"{time.strftime('%Y%m%d-%H%M%S')}-{config.method}")

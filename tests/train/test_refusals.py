@@ -1,0 +1,210 @@
+"""What cannot be is refused in one clear line, before anything is lost. T numbers: reports against other trainers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from test_train import TINY
+
+from datc_train import train
+from datc_train.cli import main
+from datc_train.config import Config, config_from
+from datc_train.quickstart import load_tiny_policy
+
+
+def run_cli(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as exit_:
+        main(list(words))
+    return int(exit_.value.code or 0), capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["train"], "--config"),
+        (["train", "--config", "missing.yaml"], "missing.yaml"),
+        (["train", "--config", "tiny", "--no_such_key", "3"], "--no_such_key"),
+        (["train", "--config", "tiny", "--steps", "many"], "steps"),
+        (["train", "--config", "tiny", "--steps", "0"], "steps: expected at least 1"),
+        (["train", "--config", "tiny", "--method", "ppo"], "method"),
+        (["train", "--config", "tiny", "--loss", "ppo"], "loss"),
+        (["train", "--config", "tiny", "--dtype", "int8"], "dtype"),
+        (["train", "--config", "tiny", "--device", "quantum"], "device"),
+        (["train", "--config", "tiny", "--backend", "fast"], "backend"),
+        (["train", "--config", "tiny", "--backend", "triton"], "triton"),
+        (["train", "--config", "tiny", "--group_size", "1"], "group_size: expected at least 2"),
+        (["train", "--config", "tiny", "--ceiling", "0.5"], "ceiling"),
+        (["train", "--config", "tiny", "--clip", "1.5"], "clip"),
+        (["train", "--config", "tiny", "--temperature", "0"], "temperature"),
+        (["train", "--config", "tiny", "--learning_rate", "0"], "learning_rate"),
+        (["train", "--config", "tiny", "--lora.r", "0"], "lora.r"),
+        (["train", "--config", "tiny", "--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["train", "--config", "tiny", "--prompts_per_step", "100000"], "prompts_per_step"),
+        (["train", "--config", "tiny", "--policy", "./no/such/folder"], "policy"),
+        (["train", "--config", "tiny", "--max_prompt_tokens", "1"], "prompt"),
+        (["fly"], "fly"),
+    ],
+)
+def test_a_users_mistake_is_one_line_and_status_2(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: list[str], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    status, error = run_cli(capsys, *words)
+    assert status == 2
+    assert error.startswith("datc: ")
+    assert error.strip().count("\n") == 0
+    assert says in error
+
+
+def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    status, error = run_cli(capsys, "train", "--config", "tiny", "--steps", "0", "--debug")
+    assert status == 2
+    assert "Traceback" in error
+
+
+def test_an_unknown_key_in_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("policy: tiny\nstep: 3\n")
+    status, error = run_cli(capsys, "train", "--config", str(recipe))
+    assert status == 2
+    assert "step" in error
+    with pytest.raises(ValueError, match="^step: no such key"):
+        config_from({"step": 3})
+
+
+def test_an_existing_run_folder_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "precious").mkdir()
+    status, error = run_cli(capsys, "train", "--config", "tiny", "--run_dir", str(tmp_path / "precious"))
+    assert status == 2
+    assert "exists" in error
+    assert list((tmp_path / "precious").iterdir()) == []
+
+
+def test_module_and_recipe_by_name_and_override(tmp_path: Path) -> None:
+    words = ["train", "--config", "tiny", "--steps", "1", "--run_dir", str(tmp_path / "r"), "--device=cpu"]
+    done = subprocess.run([sys.executable, "-m", "datc_train", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert str(tmp_path / "r") in done.stdout
+    assert len((tmp_path / "r" / "metrics.jsonl").read_text().splitlines()) == 1
+
+
+def test_help_names_every_key() -> None:
+    done = subprocess.run([sys.executable, "-m", "datc_train", "train", "--help"], capture_output=True, text=True, check=True)
+    for key in Config.__dataclass_fields__:
+        assert f"--{key}" in done.stdout
+
+
+def test_every_recipe_is_a_config() -> None:
+    import yaml
+
+    from datc_train.cli import recipes
+
+    folder = Path(sys.modules["datc_train.cli"].__file__ or "").parent / "recipes"
+    assert {"quickstart", "tiny"} <= set(recipes())
+    for name in recipes():
+        config_from(yaml.safe_load((folder / f"{name}.yaml").read_text()))
+
+
+def test_the_quickstart_keeps_the_papers_beta() -> None:
+    import yaml
+
+    folder = Path(sys.modules["datc_train.cli"].__file__ or "").parent / "recipes"
+    assert yaml.safe_load((folder / "quickstart.yaml").read_text())["beta"] == 0.03
+
+
+def test_datc_refuses_a_reward_without_gradient(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="^reward: method 'datc' needs the gradient.*grpo"):
+        train(TINY | {"run_dir": str(tmp_path / "r")}, reward=lambda **_: [])
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("values", [[1.0], None, [float("nan")] * 8, ["good"] * 8])
+def test_a_reward_function_that_gives_nonsense(tmp_path: Path, values: object) -> None:
+    with pytest.raises(ValueError, match="^reward: expected"):
+        train(TINY | {"run_dir": str(tmp_path / "r"), "method": "grpo"}, reward=lambda **_: values)  # type: ignore[arg-type]
+
+
+def test_no_trainable_parameter_is_an_error(tmp_path: Path) -> None:
+    """T38: an adapter loaded for inference would train nothing and log healthy curves."""
+    from peft import LoraConfig, get_peft_model
+
+    base, tokenizer = load_tiny_policy()
+    model = get_peft_model(base, LoraConfig(r=2, target_modules="all-linear"))
+    model.requires_grad_(False)
+    with pytest.raises(ValueError, match="^policy: expected trainable parameters"):
+        train(TINY | {"run_dir": str(tmp_path / "r")}, policy=model, tokenizer=tokenizer)
+
+
+def test_an_adapter_on_the_head_is_refused(tmp_path: Path) -> None:
+    """K39: its base weight alone would be used, in silence."""
+    from peft import LoraConfig, get_peft_model
+
+    base, tokenizer = load_tiny_policy()
+    model = get_peft_model(base, LoraConfig(r=2, target_modules=["lm_head", "q_proj"]))
+    with pytest.raises(ValueError, match="^policy: expected an LM head that is a plain linear layer"):
+        train(TINY | {"run_dir": str(tmp_path / "r")}, policy=model, tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_stop_the_run(tmp_path: Path, poison: float) -> None:
+    """T6: with the step or the prompt named, and the weights as they were."""
+    policy, tokenizer = load_tiny_policy()
+    with torch.no_grad():
+        policy.model.norm.weight[0] = poison
+    before = {k: v.clone() for k, v in policy.state_dict().items()}
+    with pytest.raises(RuntimeError, match="prompt"):
+        train(TINY | {"run_dir": str(tmp_path / "r"), "lora": None}, policy=policy, tokenizer=tokenizer)
+    assert all(torch.equal(before[k].nan_to_num(), v.nan_to_num()) for k, v in policy.state_dict().items())
+
+
+def test_a_loss_that_is_not_finite_names_step_and_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T6: nothing is updated."""
+    import datc_train.update as module
+
+    real = module.linear_credit
+
+    def poisoned(hidden, *args, **kwargs):  # type: ignore[no-untyped-def]
+        return real(hidden * float("nan") if hidden.requires_grad else hidden, *args, **kwargs)
+
+    monkeypatch.setattr(module, "linear_credit", poisoned)
+    policy, tokenizer = load_tiny_policy()
+    before = {k: v.clone() for k, v in policy.state_dict().items()}
+    with pytest.raises(RuntimeError, match="loss of step 1 is nan; nothing was updated; prompts"):
+        train(TINY | {"run_dir": str(tmp_path / "r"), "lora": None, "method": "grpo"}, policy=policy, tokenizer=tokenizer)
+    assert all(torch.equal(before[k], v) for k, v in policy.state_dict().items())
+
+
+def test_a_gradient_that_is_not_finite_names_step_and_prompts(tmp_path: Path) -> None:
+    policy, tokenizer = load_tiny_policy()
+    policy.model.norm.weight.register_hook(lambda g: g * float("inf"))
+    before = {k: v.clone() for k, v in policy.state_dict().items()}
+    with pytest.raises(RuntimeError, match="gradient's norm of step 1 is (nan|inf); nothing was updated; prompts"):
+        train(TINY | {"run_dir": str(tmp_path / "r"), "lora": None}, policy=policy, tokenizer=tokenizer)
+    assert all(torch.equal(before[k], v) for k, v in policy.state_dict().items())
+
+
+def test_a_sampler_that_is_not_the_policy_is_found(tmp_path: Path) -> None:
+    """T48, T55: log-probabilities of the first rollout are held against the policy's own."""
+    import datc_train.loop as module
+    from datc_train.rollout import TransformersSampler
+
+    class Colder(TransformersSampler):
+        def __init__(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+            super().__init__(*args, **kwargs | {"temperature": 0.5})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "TransformersSampler", Colder)
+        with pytest.raises(RuntimeError, match="log-prob"):
+            train(TINY | {"run_dir": str(tmp_path / "r")})
+
+
+def test_dropout_with_checkpointing_is_refused(tmp_path: Path) -> None:
+    policy, tokenizer = load_tiny_policy()
+    policy.config.attention_dropout = 0.1
+    with pytest.raises(ValueError, match="^gradient_checkpointing: expected a policy without dropout"):
+        train(TINY | {"run_dir": str(tmp_path / "r"), "gradient_checkpointing": True}, policy=policy, tokenizer=tokenizer)
