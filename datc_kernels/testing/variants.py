@@ -1,0 +1,29 @@
+"""The ways in which the ops are run by tests: every backend, and `chunked` with tiles so small that small inputs cross them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import torch
+
+from ..linear_credit import chunked
+from ..logits_credit import tiled
+
+VARIANTS = ("reference", "chunked", "chunked in small tiles")
+SMALL_TILE = (5, 64)
+
+
+@contextmanager
+def using(variant: str, tile: tuple[int, int] = SMALL_TILE) -> Iterator[str]:
+    """The name to pass as `backend`; where the variant says so, the tiles of `chunked` are `tile` (rows, columns) while inside."""
+    if "small tiles" not in variant:
+        yield variant
+        return
+
+    def small(device: torch.device) -> tuple[int, int]:
+        return tile
+
+    with patch.object(chunked, "tile_shape", small), patch.object(tiled, "tile_shape", small):
+        yield "chunked"
