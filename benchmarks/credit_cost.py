@@ -3,8 +3,8 @@
     python -m benchmarks.credit_cost [--json FILE] [--rounds 7]
 
 Variants run in turn, round after round, and ratios are taken within a round, so that a machine whose speed drifts does not
-favour one. Before any time is taken, every variant's credit is held against float64. Memory is the growth of the process's
-peak resident size, each variant in a process of its own.
+favour one. Before any time is taken, every variant's credit is held against float64. Memory is the growth of the resident size
+at its peak, each variant in a process of its own (Linux only).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -108,9 +107,10 @@ def main() -> None:
     if options.peak:
         data = inputs()
         VARIANTS[options.peak](*(x[:8] if i in (0, 2, 3) else x for i, x in enumerate(data)))
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
+        before = _resident("VmRSS")
         VARIANTS[options.peak](*data)
-        print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+        print(_resident("VmHWM") - before)
         return
     data = inputs()
     errors = check(data)
@@ -128,6 +128,11 @@ def main() -> None:
     print(machine | SHAPE)
     if options.json:
         options.json.write_text(json.dumps(machine | {"shape": SHAPE, "rounds": options.rounds, "variants": table}, indent=1))
+
+
+def _resident(field: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
 
 
 def _processor() -> str:
