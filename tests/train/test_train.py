@@ -280,3 +280,49 @@ def test_nothing_of_the_size_of_the_logits_in_training(tmp_path: Path) -> None:
     with Largest() as largest, torch.no_grad():  # and this is how they would have been seen
         actor.model(rollout.response_ids[None])
     assert largest.rows >= n
+
+
+def test_bfloat16_policy_keeps_float32_adapters(tmp_path: Path) -> None:
+    """T67: an update of 1e-5 would vanish in bfloat16."""
+    run = train(TINY | {"run_dir": str(tmp_path / "r"), "dtype": "bfloat16"})
+    assert {v.dtype for v in adapter(run).values()} == {torch.float32}
+    assert lines(run, "metrics.jsonl")[0]["kl"] == 0.0
+
+
+def test_every_held_out_prompt_counts(tmp_path: Path) -> None:
+    """T65: no last, smaller batch is dropped."""
+    prompts = tmp_path / "held_out.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"Question {i}?"}) + "\n" for i in range(5)))
+    options = {"run_dir": str(tmp_path / "r"), "eval_prompts": str(prompts), "sample_batch_size": 3, "steps": 1}
+    run = train(TINY | options)
+    for line in lines(run, "eval.jsonl"):
+        assert [s["prompt"] for s in line["samples"]] == [f"Question {i}?" for i in range(5)]
+
+
+def test_cut_off_responses_are_pointed_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """T12"""
+    run = train(TINY | {"run_dir": str(tmp_path / "r"), "steps": 1, "max_new_tokens": 2})
+    assert lines(run, "metrics.jsonl")[0]["frac_truncated"] > 0.5
+    assert "were cut off at max_new_tokens" in capsys.readouterr().out
+
+
+def test_reward_change_is_judged_by_its_standard_error() -> None:
+    from datc_train.summary import reward_change
+
+    assert reward_change([{"reward_mean": float(i)} for i in range(7)]) is None
+    change = reward_change([{"reward_mean": r} for r in (0.0, 2.0, 5.0, 5.0, 5.0, 5.0, 4.0, 8.0)])
+    assert change == pytest.approx((1.0, 6.0, math.sqrt((2.0 + 8.0) / 2)))
+
+
+def test_schedules(tmp_path: Path) -> None:
+    """Warm-up, then constant or cosine; the cosine's length is its own, so more steps change nothing before."""
+    rates = {}
+    for name, options in {
+        "constant": {"warmup_steps": 2},
+        "cosine": {"schedule": "cosine", "schedule_steps": 8, "min_learning_rate_ratio": 0.1},
+    }.items():
+        run = train(TINY | options | {"run_dir": str(tmp_path / name), "steps": 4, "method": "grpo", "beta": 0.0})
+        rates[name] = [line["learning_rate"] for line in lines(run, "metrics.jsonl")]
+    assert rates["constant"] == pytest.approx([0.0, 0.005, 0.01, 0.01])
+    expected = [1e-2 * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * i / 8))) for i in range(4)]
+    assert rates["cosine"] == pytest.approx(expected)

@@ -1,0 +1,52 @@
+"""The README's Python blocks run as they stand, its YAML is a config, its commands and links exist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from datc_train.config import config_from
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize("index", range(len(blocks("python"))))
+def test_python_blocks_run(index: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", blocks("python")[index]]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_recipes_are_configs() -> None:
+    assert blocks("yaml")
+    for block in blocks("yaml"):
+        config_from(yaml.safe_load(block))
+
+
+def test_commands_and_their_keys_exist() -> None:
+    help_text = subprocess.run(
+        [sys.executable, "-m", "datc_train", "train", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    makefile = (ROOT / "Makefile").read_text()
+    commands = "\n".join(blocks("console"))
+    assert "make train" in commands
+    for target in re.findall(r"^make ([\w-]+)", commands, re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+    for key in re.findall(r"^datc train .*", commands, re.MULTILINE):
+        for option in re.findall(r"--(\w+)", key):
+            assert option == "help" or f"--{option}" in help_text, option
+
+
+def test_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
