@@ -104,3 +104,13 @@ def check_ids_in_support(token_ids: Tensor, vocab_size: int, ignore_index: int) 
             f"ids from 0 to {vocab_size - 1} or ignore_index {ignore_index}",
             f"{int(token_ids[row])} in row {row}",
         )
+
+
+def check_row_temperature(row_temperature: Tensor | None, token_ids: Tensor, ignore_index: int) -> None:
+    """On a CPU, raise for a temperature that is not a finite number above 0 in a row that counts; elsewhere nothing."""
+    if row_temperature is None or row_temperature.device.type != "cpu":
+        return
+    wrong = ~((row_temperature > 0) & row_temperature.isfinite()) & (token_ids != ignore_index)
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        fail("temperature", "finite numbers above 0", f"{row_temperature[row].item()} in row {row}")

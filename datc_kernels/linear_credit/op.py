@@ -126,6 +126,7 @@ def _forward_op(
     backend: str,
 ) -> tuple[Tensor, Tensor]:
     checks.check_ids_in_support(token_ids, vocab_size, ignore_index)
+    checks.check_row_temperature(row_temperature, token_ids, ignore_index)
     transform = LogitTransform(logit_scale, softcap, temperature, row_temperature)
     rewarded = 0 if reward_embedding is None else min(reward_embedding.shape[0], vocab_size)
     support = Support(vocab_size, rewarded, ignore_index)
@@ -171,7 +172,9 @@ def _backward_op(
     transform = LogitTransform(logit_scale, softcap, temperature, row_temperature)
     inputs = LinearInputs(hidden, weight, token_ids, bias, transform, Support(vocab_size, 0, ignore_index))
     with torch.autocast(hidden.device.type, enabled=False):
-        grads = _BACKENDS[backend].backward(inputs, grad_logprob, logprob, stats, (needs[0], needs[1], needs[2]))
+        # A float64 reward gradient makes the forward's results float64, but not the gradients of float32 inputs.
+        saved = logprob.to(inputs.dtype), stats.to(inputs.dtype)
+        grads = _BACKENDS[backend].backward(inputs, grad_logprob, *saved, (needs[0], needs[1], needs[2]))
     h, w, b = (hidden.new_empty(0) if g is None else g for g in grads)
     return h, w, b
 

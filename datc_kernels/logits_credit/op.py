@@ -105,6 +105,7 @@ def _forward_op(
     backend: str,
 ) -> tuple[Tensor, Tensor]:
     checks.check_ids_in_support(token_ids, vocab_size, ignore_index)
+    checks.check_row_temperature(row_temperature, token_ids, ignore_index)
     rows = 0 if reward_embedding is None else reward_embedding.shape[0]
     rows = rows if reward is None else reward.shape[1]
     transform = LogitTransform(logit_scale, softcap, temperature, row_temperature)
@@ -146,7 +147,8 @@ def _backward_op(
     transform = LogitTransform(logit_scale, softcap, temperature, row_temperature)
     inputs = LogitsInputs(logits, token_ids, transform, Support(vocab_size, 0, ignore_index))
     with torch.autocast(logits.device.type, enabled=False):
-        return tiled.backward(inputs, grad_logprob, logprob, stats, backend)
+        # A float64 reward makes the forward's results float64, but not the gradient of float32 logits.
+        return tiled.backward(inputs, grad_logprob, logprob.to(inputs.dtype), stats.to(inputs.dtype), backend)
 
 
 @_backward_op.register_fake

@@ -17,7 +17,7 @@ SMALL_TILE = (5, 64)
 
 @contextmanager
 def using(variant: str, tile: tuple[int, int] = SMALL_TILE) -> Iterator[str]:
-    """The name to pass as `backend`; where the variant says so, the tiles of `chunked` are `tile` (rows, columns) while inside."""
+    """The name to pass as `backend`; inside, where the variant says so, the tiles of `chunked` are `tile` (rows, columns)."""
     if "small tiles" not in variant:
         yield variant
         return
