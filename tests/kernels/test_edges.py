@@ -130,7 +130,7 @@ def test_no_tokens(backend):
 
 
 def test_k3_columns_beyond_vocab_size_do_not_exist(backend):
-    """K3, K4: padded rows of W, of the bias and of E are never read, be they zero, NaN or infinite; not in the backward either."""
+    """K3, K4: padded rows of W, of the bias and of E are never read, be they zero, NaN or infinite."""
     case = everything()
     support = case.options["vocab_size"]
     results = []
