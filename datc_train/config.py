@@ -33,7 +33,7 @@ class Config:
         reward: the reward model: "quickstart", "tiny", a folder or a hub name of a sequence classifier with one label.
         prompts: what to train on: "quickstart", or a file of JSON lines.
         prompt_column: its column that holds the prompt, as text or as messages.
-        eval_prompts: held-out prompts, scored before the first and after the last step: "quickstart", a file, or null.
+        eval_prompts: held-out prompts, two samples of each scored before and after training: "quickstart", a file, or null.
         eval_limit: at most so many of them.
         run_dir: folder of the run; null makes a new one under runs/. An existing folder is an error.
         steps: optimizer updates; every step samples afresh.
@@ -76,7 +76,7 @@ class Config:
     prompts: str = "quickstart"
     prompt_column: str = "prompt"
     eval_prompts: str | None = None
-    eval_limit: int = 16
+    eval_limit: int = 24
     run_dir: str | None = None
     steps: int = 250
     seed: int = 0

@@ -15,7 +15,7 @@ _SEED = 20_000_003  # apart from the seeds of training steps
 def evaluate(
     step: int, sampler: TransformersSampler, reward: RewardModel | RewardFunction, prompts: list[Prompt]
 ) -> dict[str, Any]:
-    """A line of eval.jsonl: the policy's samples at the training temperature, scored without gradient."""
+    """A line of eval.jsonl: two samples a prompt at the training temperature, scored without gradient; the first is kept."""
     rollout = sampler.sample(prompts, seed=_SEED)
     scored = score_rollout(reward, rollout, sampler.tokenizer, sampler.stop_ids, gradient=False)
     parts = rollout.response_ids.split(rollout.lengths.tolist())

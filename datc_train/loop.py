@@ -64,27 +64,18 @@ def train(
     if reward is None:
         reward_device = device if config.reward_device is None else resolve_device(config.reward_device)
         reward = load_reward(config, reward_device, actor.tokenizer)
-    sampler = TransformersSampler(
-        actor.model,
-        actor.tokenizer,
-        group_size=config.group_size,
-        max_new_tokens=config.max_new_tokens,
-        temperature=config.temperature,
-        max_batch_size=config.sample_batch_size,
-        max_prompt_tokens=config.max_prompt_tokens,
-        chat_template_kwargs=config.chat_template_kwargs,
-    )
-    return _run(config, actor, reward, sampler, train_prompts, eval_prompts)
+    return _run(config, actor, reward, train_prompts, eval_prompts)
 
 
 def _run(
     config: Config,
     actor: Policy,
     reward: RewardModel | RewardFunction,
-    sampler: TransformersSampler,
     train_prompts: list[Prompt],
     eval_prompts: list[Prompt],
 ) -> Path:
+    sampler = _sampler(config, actor, config.group_size)
+    eval_sampler = _sampler(config, actor, group_size=2)
     optimizer = torch.optim.AdamW(actor.trainable, lr=config.learning_rate, weight_decay=config.weight_decay)
     schedule = _schedule(optimizer, config)
     folder = RunFolder(config)
@@ -95,7 +86,7 @@ def _run(
 
     def evaluate_at(step: int) -> None:
         if eval_prompts:
-            evaluations.append(evaluate(step, sampler, reward, eval_prompts))
+            evaluations.append(evaluate(step, eval_sampler, reward, eval_prompts))
             folder.append("eval.jsonl", evaluations[-1:])
 
     with StepProgress(config.steps, config.method) as progress:
@@ -162,6 +153,19 @@ def _prompts(source: str | Sequence[Row], config: Config, *, held_out: bool) -> 
         source = quickstart.heldout_prompts() if held_out else quickstart.train_prompts()
         return load_prompts(source)
     return load_prompts(source, config.prompt_column)
+
+
+def _sampler(config: Config, actor: Policy, group_size: int) -> TransformersSampler:
+    return TransformersSampler(
+        actor.model,
+        actor.tokenizer,
+        group_size=group_size,
+        max_new_tokens=config.max_new_tokens,
+        temperature=config.temperature,
+        max_batch_size=config.sample_batch_size,
+        max_prompt_tokens=config.max_prompt_tokens,
+        chat_template_kwargs=config.chat_template_kwargs,
+    )
 
 
 def _schedule(optimizer: torch.optim.Optimizer, config: Config) -> torch.optim.lr_scheduler.LambdaLR:
