@@ -8,6 +8,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from datc_kernels import linear_credit, logits_credit
 from datc_kernels.testing.inputs import Sizes, plain
+from datc_kernels.testing.variants import using
 
 
 def measure(f):
@@ -50,28 +51,27 @@ def test_the_measurement_sees_an_n_by_v_tensor():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("mode", ["credit", "log-prob only", "head trained"])
 def test_peak_memory_does_not_grow_with_v_times_n(dtype, mode):
-    """Forward and backward: workspace below 64 MiB; twice the vocabulary or twice the rows add O(N) or O(N D), and for a
-    trained head its gradient [V, D]."""
-    width = 32
+    """Forward and backward, in tiles of 64 x 128: twice the vocabulary adds nothing, but its gradient [V, D] for a trained
+    head; twice the rows add O(N D)."""
+    width = 8
     options = {"head": mode == "head trained", "reward": mode != "log-prob only"}
 
     def peak(N, V):
-        total, largest = measure(linear(plain(0, Sizes(N=N, V=V, D=width, K=width)), dtype, **options))
-        assert largest < 4 * N * V / 2, "an allocation of the order of N V"
+        with using("chunked in small tiles", tile=(64, 128)):
+            total, largest = measure(linear(plain(0, Sizes(N=N, V=V, D=width, K=width)), dtype, **options))
+        assert largest < 4 * N * V / 4, "an allocation of the order of N V"
         return total
 
-    # Two tiles of rows and four of columns.
-    N, V = 1024, 4096
+    N, V = 256, 2048
     base = peak(N, V)
-    assert base < 64 * MIB
     head = 4 * V * width if options["head"] else 0
-    assert peak(N, 2 * V) - base <= head + 64 * 1024
+    assert peak(N, 2 * V) - base <= head + 4096
     # A row: its gradients, float32 copies of hidden and reward gradient, states and results.
     assert peak(2 * N, V) - base <= N * (4 * width * 6 + 400)
 
 
 def test_peak_of_a_large_head_stays_below_64_mib():
-    """V = 65,536, N = 512: [N, V] in float32 would be 128 MiB."""
+    """V = 65,536, N = 512: [N, V] in float32 would be 128 MiB. Forward and backward, the real tiles, float32."""
     peak, largest = measure(linear(plain(0, Sizes(N=512, V=65_536, D=32, K=32))))
     assert peak < 16 * MIB
     assert largest <= 4 * MIB
