@@ -195,6 +195,17 @@ def test_k8_square_heads_are_not_transposed(backend):
     torch.testing.assert_close(got.logprob, by_hand)
 
 
+def test_k39_the_head_is_the_tensor_that_is_given(backend):
+    """K39: a LoRA adapter on the LM head counts where the caller passes the merged weight, as the op's page says."""
+    case = plain()
+    generator = torch.Generator().manual_seed(2)
+    A, B = torch.randn(2, 24, generator=generator), 0.1 * torch.randn(301, 2, generator=generator)
+    merged = linear_credit(case.hidden, case.weight + B @ A, *case.args[2:], backend=backend)
+    by_module = torch.log_softmax(case.hidden @ case.weight.T + case.hidden @ A.T @ B.T, dim=1)
+    torch.testing.assert_close(merged.logprob, by_module.gather(1, case.token_ids[:, None]).squeeze(1), rtol=1e-5, atol=1e-5)
+    assert (merged.logprob - linear_credit(*case.args, backend=backend).logprob).abs().max() > 1e-2
+
+
 def strided(x, how):
     """The same numbers in another layout, NaN in the gaps."""
     if how == "transposed":
