@@ -1,6 +1,6 @@
 """Errors against the extended-precision truth, case by case: `python -m datc_kernels.testing.error_table`.
 
-Each cell is the largest error of a field over rows and seeds, measured as `budgets.error` says. The last column is the textbook
+Each cell is the largest error of a field over rows, measured as `budgets.error` says. The last column is the textbook
 form in float32 (softmax, u - <p, u>, products, one sum), the way a trainer would write it from the paper.
 """
 
