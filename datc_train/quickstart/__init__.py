@@ -1,4 +1,4 @@
-"""Models and prompts for a first run: SmolLM2-135M-Instruct, a reward model for it, tiny random ones, 400 prompts.
+"""Models and prompts for a first run: SmolLM2-135M-Instruct, a reward model for it, tiny random ones, some 400 prompts.
 
 Importing this package loads neither torch nor transformers; each function imports what it needs.
 """
