@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("datc: stopped", file=sys.stderr)
         sys.exit(130)
-    except (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError, ArgumentError) as error:
+    except (ValueError, OSError, ArgumentError) as error:
         _fail(error, debug)
     except RuntimeError as error:
         _fail(error, debug)
@@ -53,7 +53,8 @@ def _fail(error: Exception, debug: bool) -> None:
 
 def _run(argv: list[str]) -> None:
     parser, train_parser = build_parser()
-    arguments = parser.parse_args([_recipe_path(argv, i) for i in range(len(argv))] or ["--help"])
+    words = _recipe_first([_recipe_path(argv, i) for i in range(len(argv))])
+    arguments = parser.parse_args(words or ["--help"])
     if arguments.subcommand == "train":
         values = train_parser.instantiate(arguments.train)
         given = values.pop("config", None)
@@ -87,12 +88,21 @@ def recipes() -> list[str]:
     return sorted(entry.name[: -len(".yaml")] for entry in files("datc_train.recipes").iterdir() if entry.name.endswith(".yaml"))
 
 
+def _recipe_first(words: list[str]) -> list[str]:
+    """The recipe in front of the other keys: the command line has the last word, wherever --config stands."""
+    for i, word in enumerate(words[1:], start=1):
+        size = 2 if word == "--config" else 1 if word.startswith("--config=") else 0
+        if size:
+            return [words[0], *words[i : i + size], *words[1:i], *words[i + size :]]
+    return words
+
+
 def _recipe_path(argv: list[str], index: int) -> str:
     """A word of the command line; the name of a recipe in the package becomes its path, where no such file is here."""
     word = argv[index]
     name = word.removeprefix("--config=") if word.startswith("--config=") else word
     is_config = name != word or (index > 0 and argv[index - 1] == "--config")
-    if not is_config or Path(name).exists():
+    if not is_config or Path(name).is_file():
         return word
     stem = name.removesuffix(".yaml")
     if stem not in recipes():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase, get_constant_schedule_with_warmup, get_cosine_with_min_lr_schedule_with_warmup
+from transformers import PreTrainedTokenizerBase, get_constant_schedule_with_warmup
 
 from datc_train.advantages import group_advantages
 from datc_train.clock import Clock
@@ -22,6 +23,7 @@ from datc_train.models import load_policy, load_reward, resolve_device
 from datc_train.policy import Policy
 from datc_train.progress import StepProgress
 from datc_train.reward import RewardModel
+from datc_train.reward.vocabulary import check_same_vocabulary
 from datc_train.rollout import TransformersSampler
 from datc_train.run_folder import RunFolder, check_free
 from datc_train.score import RewardFunction, check_reward, score_rollout
@@ -61,6 +63,8 @@ def train(
     if reward is not None:
         check_reward(reward, config.method)
     actor = load_policy(config, device, policy, tokenizer)
+    if isinstance(reward, RewardModel):
+        check_same_vocabulary(actor.tokenizer, reward.policy_tokenizer)
     if reward is None:
         reward_device = device if config.reward_device is None else resolve_device(config.reward_device)
         reward = load_reward(config, reward_device, actor.tokenizer)
@@ -172,8 +176,15 @@ def _schedule(optimizer: torch.optim.Optimizer, config: Config) -> torch.optim.l
     if config.schedule == "constant":
         return get_constant_schedule_with_warmup(optimizer, config.warmup_steps)
     length = config.schedule_steps or config.steps
-    ratio = config.min_learning_rate_ratio
-    return get_cosine_with_min_lr_schedule_with_warmup(optimizer, config.warmup_steps, length, min_lr_rate=ratio)
+    floor, warmup = config.min_learning_rate_ratio, config.warmup_steps
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return step / warmup
+        progress = min(1.0, (step - warmup) / max(1, length - warmup))
+        return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
+
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
 
 def _step_seed(seed: int, step: int) -> int:

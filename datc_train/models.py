@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from datc_train.config import Config
@@ -36,6 +38,8 @@ def load_policy(
     if tokenizer is None:
         raise ValueError("tokenizer: expected one beside policy, got None")
     model = model.to(device)
+    if not isinstance(model, PeftModel) and any(isinstance(module, BaseTunerLayer) for module in model.modules()):
+        raise ValueError("policy: holds adapter layers of an earlier run; pass its PeftModel, or load the model afresh")
     starts_at_base = False
     if config.lora is not None and not hasattr(model, "peft_config"):
         from peft import LoraConfig, get_peft_model

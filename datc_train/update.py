@@ -121,7 +121,8 @@ def update(
             raise RuntimeError(
                 f"the gradient's norm of step {step} is {grad_norm}; nothing was updated; {_name(rollout, everything)}"
             )
-        optimizer.step()
+        if bool(total > 0):  # with nothing left in the loss, momentum and weight decay must not move the weights either
+            optimizer.step()
     count = max(1.0, float(tokens))
     return Update(
         logprob=logprob,

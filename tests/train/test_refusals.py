@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from test_train import TINY
+from tokenizers import Tokenizer
 
 from datc_train import train
 from datc_train.cli import main
@@ -208,3 +210,37 @@ def test_dropout_with_checkpointing_is_refused(tmp_path: Path) -> None:
     policy.config.attention_dropout = 0.1
     with pytest.raises(ValueError, match="^gradient_checkpointing: expected a policy without dropout"):
         train(TINY | {"run_dir": str(tmp_path / "r"), "gradient_checkpointing": True}, policy=policy, tokenizer=tokenizer)
+
+
+def test_a_reward_model_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    """T24: policy ids would be read as the reward model's."""
+    from transformers import PreTrainedTokenizerFast
+
+    from datc_train.quickstart import load_tiny_reward_model
+    from datc_train.reward import RewardModel
+
+    policy, tokenizer = load_tiny_policy()
+    model, other = load_tiny_reward_model()
+    assert isinstance(other, PreTrainedTokenizerFast)
+    data = json.loads(other.backend_tokenizer.to_str())
+    vocab = data["model"]["vocab"]
+    first, second = [token for token, i in vocab.items() if i in (100, 101)]
+    vocab[first], vocab[second] = vocab[second], vocab[first]
+    swapped = other.__class__(tokenizer_object=Tokenizer.from_str(json.dumps(data)), eos_token="<|im_end|>")
+    swapped.chat_template = other.chat_template
+    with pytest.raises(ValueError, match="^policy_tokenizer: expected the reward model's vocabulary"):
+        train(TINY | {"run_dir": str(tmp_path / "r")}, policy, tokenizer, RewardModel(model, swapped))
+
+
+def test_a_base_that_still_holds_an_adapter_is_refused(tmp_path: Path) -> None:
+    policy, tokenizer = load_tiny_policy()
+    train(TINY | {"run_dir": str(tmp_path / "a"), "steps": 1}, policy, tokenizer)
+    with pytest.raises(ValueError, match="^policy: holds adapter layers of an earlier run"):
+        train(TINY | {"run_dir": str(tmp_path / "b"), "steps": 1}, policy, tokenizer)
+
+
+def test_the_command_line_has_the_last_word_wherever_the_recipe_stands() -> None:
+    from datc_train.cli import _recipe_first
+
+    assert _recipe_first(["train", "--steps", "1", "--config", "r"]) == ["train", "--config", "r", "--steps", "1"]
+    assert _recipe_first(["train", "--steps", "1", "--config=r"]) == ["train", "--config=r", "--steps", "1"]

@@ -224,6 +224,12 @@ def test_masked_truncated_responses_leave_the_loss(tmp_path: Path) -> None:
         assert line["grad_norm"] == 0.0
 
 
+def test_the_cosine_stays_down_after_its_length(tmp_path: Path) -> None:
+    options = {"schedule": "cosine", "schedule_steps": 2, "steps": 4, "method": "grpo", "beta": 0.0}
+    rates = [line["learning_rate"] for line in lines(train(TINY | options | {"run_dir": str(tmp_path / "r")}), "metrics.jsonl")]
+    assert rates[2:] == pytest.approx([1e-3, 1e-3])
+
+
 def test_gradient_checkpointing_changes_nothing(tmp_path: Path) -> None:
     """T40: it is off while sampling."""
     plain = train(TINY | {"run_dir": str(tmp_path / "a"), "steps": 1})
