@@ -29,7 +29,10 @@ class LogitTransform:
     def apply_(self, raw: Tensor) -> Tensor:
         """raw [n, c] to z [n, c], in place."""
         if self.softcap is not None:
-            raw.mul_(self.logit_scale / self.softcap).tanh_().mul_(self.softcap / self.temperature)
+            masked = raw == -torch.inf  # a masked column stays one: the cap would lift it to -softcap
+            raw.mul_(self.logit_scale / self.softcap).tanh_().mul_(self.softcap / self.temperature).masked_fill_(
+                masked, -torch.inf
+            )
         elif self.logit_scale != self.temperature:
             raw.mul_(self.logit_scale / self.temperature)
         if self.row_temperature is not None:
@@ -40,7 +43,7 @@ class LogitTransform:
         """Gradient with respect to z [n, c] into the one with respect to raw, in place; z is overwritten."""
         temperature = self.temperature if self.row_temperature is None else self.row_temperature.to(z.dtype)[:, None]
         if self.softcap is not None:
-            tanh = z.mul_(temperature).div_(self.softcap)
+            tanh = z.mul_(temperature).div_(self.softcap).clamp_(min=-1.0)  # -inf where masked
             grad_z.mul_(tanh.square_().neg_().add_(1.0))
         if isinstance(temperature, Tensor):
             return grad_z.div_(temperature).mul_(self.logit_scale)

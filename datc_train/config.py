@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 Method = Literal["grpo", "datc"]
 Loss = Literal["grpo"]
@@ -114,6 +114,17 @@ class Config:
 
     def __post_init__(self) -> None:
         """Raises ValueError that begins with the key, for values that cannot be."""
+        for key, hint in get_type_hints(Config).items():
+            allowed = get_args(hint)
+            if allowed and all(isinstance(a, str) for a in allowed):
+                _require(key, getattr(self, key), getattr(self, key) in allowed, f"one of {', '.join(allowed)}")
+            elif hint in (int, float, bool):
+                value = getattr(self, key)
+                kinds = (int, float) if hint is float else (hint,)
+                right = isinstance(value, kinds) and (hint is bool or not isinstance(value, bool))
+                _require(key, repr(value), right, f"a value of type {hint.__name__}")
+        full_half = self.lora is None and self.dtype == "float16"
+        _require("dtype", self.dtype, not full_half, "float32 or bfloat16 without lora: AdamW underflows in float16")
         at_least_one = ("steps", "prompts_per_step", "max_new_tokens", "sample_batch_size", "micro_batch_tokens")
         for key in (*at_least_one, "reward_batch_tokens", "eval_limit"):
             _require(key, getattr(self, key), getattr(self, key) >= 1, "at least 1")
@@ -122,6 +133,8 @@ class Config:
             _require(key, value, value is None or value >= 1, "null or at least 1")
         for key in ("warmup_steps", "samples_per_step", "seed", "beta", "weight_decay"):
             _require(key, getattr(self, key), getattr(self, key) >= 0, "at least 0")
+        for key in ("beta", "weight_decay"):
+            _require(key, getattr(self, key), getattr(self, key) < float("inf"), "a finite number")
         for key in ("temperature", "learning_rate", "max_grad_norm"):
             _require(key, getattr(self, key), 0 < getattr(self, key) < float("inf"), "a finite number above 0")
         _require("group_size", self.group_size, self.group_size >= 2, "at least 2: advantages compare responses of a group")

@@ -314,3 +314,17 @@ def test_k65_rows_of_existing_logits_are_batch_invariant_to_the_bit(backend):
 
 def replace_rows(result, rows):
     return replace(result, **{name: value[rows] for name, value in fields(result).items()})
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked"])
+def test_a_softcap_leaves_masked_columns_masked(backend: str) -> None:
+    from datc_kernels import logits_credit
+
+    logits = torch.tensor([[1.0, -torch.inf, 2.0]], dtype=torch.float64, requires_grad=True)
+    out = logits_credit(logits, torch.tensor([0]), softcap=3.0, backend=backend)
+    capped = 3 * torch.tanh(torch.tensor([1.0, 2.0], dtype=torch.float64) / 3)
+    torch.testing.assert_close(out.logprob, torch.log_softmax(capped, 0)[:1])
+    out.logprob.sum().backward()
+    assert logits.grad is not None
+    assert logits.grad.isfinite().all()
+    assert logits.grad[0, 1] == 0

@@ -244,3 +244,27 @@ def test_the_command_line_has_the_last_word_wherever_the_recipe_stands() -> None
 
     assert _recipe_first(["train", "--steps", "1", "--config", "r"]) == ["train", "--config", "r", "--steps", "1"]
     assert _recipe_first(["train", "--steps", "1", "--config=r"]) == ["train", "--config=r", "--steps", "1"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"schedule": "linear"},
+        {"mask_truncated": "no"},
+        {"weight_decay": float("inf")},
+        {"beta": float("inf")},
+        {"method": "red"},
+        {"loss": "dapo"},
+        {"utility": "x"},
+        {"dtype": "float8"},
+        {"dtype": "float16", "lora": None},
+        {"steps": "3"},
+        {"steps": 1.5},
+        {"steps": None},
+        {"learning_rate": "3e-4"},
+    ],
+)
+def test_values_given_in_python_are_checked(tmp_path: Path, wrong: dict) -> None:
+    with pytest.raises(ValueError, match=f"^{next(iter(wrong))}: expected"):
+        train(TINY | {"run_dir": str(tmp_path / "r")} | wrong)
+    assert not (tmp_path / "r").exists()
