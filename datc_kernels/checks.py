@@ -92,6 +92,12 @@ def check_vocab_size(vocab_size: object, columns: int, of: str) -> int:
     return vocab_size
 
 
+def check_ignore_index(ignore_index: object) -> int:
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
+        fail("ignore_index", "an integer", repr(ignore_index))
+    return ignore_index
+
+
 def check_ids_in_support(token_ids: Tensor, vocab_size: int, ignore_index: int) -> None:
     """On a CPU, raise for ids outside the support. On other devices nothing: reading back would wait for the device."""
     if token_ids.device.type != "cpu" or token_ids.numel() == 0:

@@ -11,6 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
 from datc_train.config import Config
@@ -102,13 +103,27 @@ def _recipe_path(argv: list[str], index: int) -> str:
     word = argv[index]
     name = word.removeprefix("--config=") if word.startswith("--config=") else word
     is_config = name != word or (index > 0 and argv[index - 1] == "--config")
-    if not is_config or Path(name).is_file():
+    if not is_config:
+        return word
+    if Path(name).is_file():
+        _check_recipe(Path(name))
         return word
     stem = name.removesuffix(".yaml")
     if stem not in recipes():
         raise FileNotFoundError(f"--config: no file {name} and no recipe of that name; recipes are {', '.join(recipes())}")
     path: Any = files("datc_train.recipes") / f"{stem}.yaml"
     return word.replace(name, str(path))
+
+
+def _check_recipe(path: Path) -> None:
+    """Raises ValueError with the file's name where it is no mapping of keys: jsonargparse names neither."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"--config: expected YAML in {path}: {error}") from None
+    if not isinstance(content, dict):
+        came = "nothing" if content is None else f"{content!r:.60}"
+        raise ValueError(f"--config: expected keys and values in {path}, got {came}")
 
 
 from jsonargparse import DefaultHelpFormatter  # noqa: E402

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, get_args, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+# What the trainer itself tells `apply_chat_template`.
+RESERVED_TEMPLATE_KWARGS = frozenset(
+    "conversation messages tokenize add_generation_prompt continue_final_message return_dict return_tensors "
+    "return_assistant_tokens_mask tokenizer_kwargs padding truncation max_length".split()
+)
 
 Method = Literal["grpo", "datc"]
 Loss = Literal["grpo"]
@@ -114,15 +121,11 @@ class Config:
 
     def __post_init__(self) -> None:
         """Raises ValueError that begins with the key, for values that cannot be."""
-        for key, hint in get_type_hints(Config).items():
-            allowed = get_args(hint)
-            if allowed and all(isinstance(a, str) for a in allowed):
-                _require(key, getattr(self, key), getattr(self, key) in allowed, f"one of {', '.join(allowed)}")
-            elif hint in (int, float, bool):
-                value = getattr(self, key)
-                kinds = (int, float) if hint is float else (hint,)
-                right = isinstance(value, kinds) and (hint is bool or not isinstance(value, bool))
-                _require(key, repr(value), right, f"a value of type {hint.__name__}")
+        _check_types(self, "")
+        if self.lora is not None:
+            _check_types(self.lora, "lora.")
+            _require("lora.r", self.lora.r, self.lora.r >= 1, "at least 1")
+            _require("lora.alpha", self.lora.alpha, self.lora.alpha >= 1, "at least 1")
         full_half = self.lora is None and self.dtype == "float16"
         _require("dtype", self.dtype, not full_half, "float32 or bfloat16 without lora: AdamW underflows in float16")
         at_least_one = ("steps", "prompts_per_step", "max_new_tokens", "sample_batch_size", "micro_batch_tokens")
@@ -133,6 +136,7 @@ class Config:
             _require(key, value, value is None or value >= 1, "null or at least 1")
         for key in ("warmup_steps", "samples_per_step", "seed", "beta", "weight_decay"):
             _require(key, getattr(self, key), getattr(self, key) >= 0, "at least 0")
+        _require("seed", self.seed, self.seed < 2**63, "below 2^63")
         for key in ("beta", "weight_decay"):
             _require(key, getattr(self, key), getattr(self, key) < float("inf"), "a finite number")
         for key in ("temperature", "learning_rate", "max_grad_norm"):
@@ -142,11 +146,45 @@ class Config:
         _require("clip", self.clip, 0 <= self.clip < 1, "in [0, 1)")
         ratio = self.min_learning_rate_ratio
         _require("min_learning_rate_ratio", ratio, 0 <= ratio <= 1, "in [0, 1]")
-        if self.lora is not None:
-            _require("lora.r", self.lora.r, self.lora.r >= 1, "at least 1")
+        taken = sorted(RESERVED_TEMPLATE_KWARGS & set(self.chat_template_kwargs))
+        _require("chat_template_kwargs", ", ".join(taken), not taken, "keys of the template, not the trainer's own")
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def _check_types(settings: Any, prefix: str) -> None:
+    for key, hint in get_type_hints(type(settings)).items():
+        value = getattr(settings, key)
+        _require(prefix + key, repr(value), _is_a(value, hint), _words(hint))
+
+
+def _is_a(value: object, hint: Any) -> bool:
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        return any(_is_a(value, option) for option in get_args(hint))
+    if origin is Literal:
+        return isinstance(value, str) and value in get_args(hint)
+    if origin is list:
+        return isinstance(value, list) and all(_is_a(item, get_args(hint)[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(isinstance(key, str) for key in value)
+    if hint in (int, float):  # True is an int to Python, not to a user
+        return isinstance(value, (int, float) if hint is float else int) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def _words(hint: Any) -> str:
+    """A type in words for an error."""
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(_words(option) for option in get_args(hint))
+    if get_origin(hint) is Literal:
+        return f"one of {', '.join(get_args(hint))}"
+    names = {NoneType: "null", str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+    return (
+        names.get(hint)
+        or {list: "a list of text", dict: "a mapping", Lora: "a mapping of r, alpha and target_modules"}[get_origin(hint) or hint]
+    )
 
 
 def _require(key: str, value: object, holds: bool, expected: str) -> None:
@@ -163,6 +201,10 @@ def config_from(source: Config | dict[str, Any]) -> Config:
     if unknown:
         raise ValueError(f"{unknown[0]}: no such key; known are {', '.join(sorted(known))}")
     values = dict(source)
-    if isinstance(values.get("lora"), dict):
-        values["lora"] = Lora(**values["lora"])
+    lora = values.get("lora")
+    if isinstance(lora, dict):
+        strange = sorted(set(lora) - {f.name for f in fields(Lora)})
+        if strange:
+            raise ValueError(f"lora.{strange[0]}: no such key; known are {', '.join(f.name for f in fields(Lora))}")
+        values["lora"] = Lora(**lora)
     return Config(**values)

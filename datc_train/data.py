@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,8 @@ def _permutation(seed: int, epoch: int, count: int) -> list[int]:
 
 def _rows(source: str | os.PathLike[str] | Sequence[Row]) -> Iterator[tuple[Row, str]]:
     """Every row with the words that say where it stands."""
+    if isinstance(source, Mapping):
+        raise ValueError(f"prompts: expected a list of rows, got columns ({', '.join(map(str, source))}); make one dict a row")
     if not isinstance(source, str | os.PathLike):
         for index, row in enumerate(source):
             yield row, f"prompts[{index}]"
@@ -128,6 +130,10 @@ def _messages(value: Any, where: str) -> Messages:
             raise ValueError(f"{at}: expected a role among {', '.join(ROLES)}, got {message['role']!r}")
         if not isinstance(message["content"], str):
             raise ValueError(f"{at}: expected content that is text, got {_kind(message['content'])}")
+        try:
+            message["content"].encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{at}: expected text, got half of a surrogate pair ({error})") from None
     if messages[-1]["role"] == "assistant":
         raise ValueError(f"{where}: expected a last message that the policy can answer, got one of the assistant's")
     if not messages[-1]["content"].strip():

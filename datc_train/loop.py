@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, get_constant_schedule_with_warmup
 
+from datc_kernels.dispatch import choose
 from datc_train.advantages import group_advantages
 from datc_train.clock import Clock
 from datc_train.config import Config, config_from
@@ -26,7 +28,7 @@ from datc_train.reward import RewardModel
 from datc_train.reward.vocabulary import check_same_vocabulary
 from datc_train.rollout import TransformersSampler
 from datc_train.run_folder import RunFolder, check_free
-from datc_train.score import RewardFunction, check_reward, score_rollout
+from datc_train.score import RewardFunction, check_columns, check_reward, score_rollout
 from datc_train.summary import summary
 from datc_train.types import Prompt
 from datc_train.update import reference_logprobs, update
@@ -62,6 +64,9 @@ def train(
     eval_prompts = eval_prompts[: config.eval_limit]
     if reward is not None:
         check_reward(reward, config.method)
+        if not isinstance(reward, RewardModel):
+            check_columns([*train_prompts, *eval_prompts])
+    choose(config.backend, device)
     actor = load_policy(config, device, policy, tokenizer)
     if isinstance(reward, RewardModel):
         check_same_vocabulary(actor.tokenizer, reward.policy_tokenizer)
@@ -80,6 +85,7 @@ def _run(
 ) -> Path:
     sampler = _sampler(config, actor, config.group_size)
     eval_sampler = _sampler(config, actor, group_size=2)
+    sampler.encode([*train_prompts, *eval_prompts])  # what cannot be sampled is found before the run's folder exists
     optimizer = torch.optim.AdamW(actor.trainable, lr=config.learning_rate, weight_decay=config.weight_decay)
     schedule = _schedule(optimizer, config)
     folder = RunFolder(config)
@@ -97,10 +103,10 @@ def _run(
         evaluate_at(0)
         for step in range(1, config.steps + 1):
             clock = Clock(actor.device)
-            with clock("sample"):
+            with _of_step(step), clock("sample"):
                 batch = prompt_batch(train_prompts, step, config.prompts_per_step, config.seed)
                 rollout = sampler.sample(batch, seed=_step_seed(config.seed, step))
-            with clock("score"):
+            with _of_step(step), clock("score"):
                 gradient = METHODS[config.method].needs_reward_gradient
                 scored = score_rollout(reward, rollout, actor.tokenizer, sampler.stop_ids, gradient=gradient)
                 if scored.reward_embedding is not None:  # a table of its own device crosses once
@@ -185,6 +191,17 @@ def _schedule(optimizer: torch.optim.Optimizer, config: Config) -> torch.optim.l
         return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
 
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+
+@contextmanager
+def _of_step(step: int) -> Iterator[None]:
+    """Says in which step a stage failed that does not know its step."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        if type(error) not in (ValueError, RuntimeError):  # running out of memory is another thing
+            raise
+        raise type(error)(f"{error}; in step {step}") from error
 
 
 def _step_seed(seed: int, step: int) -> int:

@@ -30,6 +30,7 @@ def step_metrics(
     reward_mean            raw score over all sampled responses
     reward_std             mean over groups of the population standard deviation of the raw score
     kl                     mean k3 over tokens, to the policy that training started from
+    sampler_difference     mean over tokens of |log p of the sampler - log p of the training pass|, same weights
     length_mean            tokens of a response, whatever the loss masks
     frac_truncated         responses that were cut off
     ess_ratio              mean over responses of (sum w)^2 / (T sum w^2)
@@ -61,6 +62,7 @@ def step_metrics(
         "length_mean": float(lengths.double().mean()),
         "frac_truncated": float((~rollout.finished).double().mean()),
         "clip_fraction": result.clip_fraction,
+        "sampler_difference": result.sampler_difference,
         "grad_norm": result.grad_norm,
         "learning_rate": learning_rate,
         "ess_ratio": float(effective_sample_ratio(weight, lengths).mean()),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from datc_train.config import Config
@@ -69,7 +72,8 @@ def load_reward(config: Config, device: torch.device, policy_tokenizer: PreTrain
         load = quickstart.load_reward_model if config.reward == "quickstart" else quickstart.load_tiny_reward_model
         model, tokenizer = load(dtype=dtype, device=str(device))
         return RewardModel(model, tokenizer, **options)
-    return RewardModel.from_pretrained(config.reward, dtype=dtype, device=device, **options)
+    with _named("reward", config.reward):
+        return RewardModel.from_pretrained(config.reward, dtype=dtype, device=device, **options)
 
 
 def _load_causal(name: str, dtype: torch.dtype, device: torch.device) -> tuple[Any, PreTrainedTokenizerBase]:
@@ -78,7 +82,14 @@ def _load_causal(name: str, dtype: torch.dtype, device: torch.device) -> tuple[A
 
         load = quickstart.load_policy if name == "quickstart" else quickstart.load_tiny_policy
         return load(dtype=dtype, device=str(device))
-    try:
+    with _named("policy", name):
         return AutoModelForCausalLM.from_pretrained(name, dtype=dtype), AutoTokenizer.from_pretrained(name)
-    except OSError as error:
-        raise ValueError(f"policy: expected quickstart, tiny, a folder or a hub name, got {name!r}: {error}") from error
+
+
+@contextmanager
+def _named(key: str, name: str) -> Iterator[None]:
+    """Says which key of the config could not be loaded: its name, an unfinished download, another kind of model."""
+    try:
+        yield
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ValueError(f"{key}: expected quickstart, tiny, a folder or a hub name, got {name!r}: {error}") from error

@@ -88,15 +88,23 @@ def take_policy(model: Any, tokenizer: PreTrainedTokenizerBase, *, starts_at_bas
     trainable = tuple(p for p in model.parameters() if p.requires_grad)
     if not trainable:
         raise ValueError("policy: expected trainable parameters, got none (an adapter loaded with is_trainable=False?)")
+    for name, adapter in getattr(model, "peft_config", {}).items():
+        if adapter.is_prompt_learning:
+            raise ValueError(f"policy: expected an adapter of weights (LoRA and the like), got {adapter.peft_type} in {name!r}")
     head = base.get_output_embeddings()
     if type(head) is not nn.Linear:
         raise ValueError(
-            f"policy: expected an LM head that is a plain linear layer, got {type(head).__name__}; adapters on the head and "
-            "quantised heads are not supported"
+            f"policy: expected an LM head that is a plain linear layer, got {type(head).__module__}.{type(head).__name__}; "
+            "adapters on the head and quantised heads are not supported"
         )
     decoder = base.get_decoder()
     if decoder is None or decoder is base:
         raise ValueError(f"policy: expected a causal language model with a decoder of its own, got {type(base).__name__}")
+    seen = {id(p) for module in (decoder, head) for p in module.parameters()}
+    if not any(id(p) in seen for p in trainable):
+        raise ValueError(
+            "policy: expected trainable parameters in the decoder or the LM head, got none there (a prompt-learning adapter?)"
+        )
     settings = base.config.get_text_config()
     scaling = getattr(settings, "logits_scaling", None)
     return Policy(

@@ -31,7 +31,8 @@ class RunFolder:
             self.path.mkdir(parents=True)
         else:
             self.path = _new_folder(Path("runs"), f"{time.strftime('%Y%m%d-%H%M%S')}-{config.method}")
-        resolved = config.to_dict() | {"run_dir": str(self.path)}
+        # The schedule's length as well: going on for more steps must not stretch it.
+        resolved = config.to_dict() | {"run_dir": str(self.path), "schedule_steps": config.schedule_steps or config.steps}
         (self.path / "config.yaml").write_text(yaml.safe_dump(resolved, sort_keys=False), encoding="utf-8")
 
     def append(self, name: str, lines: list[dict[str, Any]]) -> None:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from datc_train.credit import METHODS
 from datc_train.reward import RewardModel
-from datc_train.types import Rollout, ScoredRollout
+from datc_train.types import Prompt, Rollout, ScoredRollout
 
 RewardFunction = Callable[..., list[float]]
 
 
 def check_reward(reward: object, method: str) -> None:
     """Raises ValueError where the method needs a gradient that `reward` does not have, TypeError for what is not callable."""
+    if isinstance(reward, nn.Module):
+        raise ValueError(f"reward: expected RewardModel(model, tokenizer) around it, got the bare module {type(reward).__name__}")
     if not METHODS[method].needs_reward_gradient or isinstance(reward, RewardModel):
         if not callable(reward):
             raise ValueError(f"reward: expected a RewardModel or a function, got {type(reward).__name__}")
@@ -27,6 +30,21 @@ def check_reward(reward: object, method: str) -> None:
         f"reward: method {method!r} needs the gradient of a RewardModel, got {type(reward).__name__}; "
         f"methods that work with any reward function: {', '.join(without)}"
     )
+
+
+# What every call passes beside the prompts' own columns.
+RESERVED_COLUMNS = ("prompts", "completions", "completion_ids")
+
+
+def check_columns(prompts: Sequence[Prompt]) -> None:
+    """Raises ValueError for a column whose name a reward function already gets something else under."""
+    for index, prompt in enumerate(prompts):
+        taken = [name for name in RESERVED_COLUMNS if name in prompt.columns]
+        if taken:
+            raise ValueError(
+                f"prompts: expected other columns than {', '.join(RESERVED_COLUMNS)}, which reward functions get from the "
+                f"trainer; got {', '.join(taken)} in prompt {index}"
+            )
 
 
 def score_rollout(
@@ -65,8 +83,18 @@ def _call(
     name = getattr(reward, "__name__", type(reward).__name__)
     if not hasattr(values, "__len__") or len(values) != len(responses):
         raise ValueError(f"reward: expected {len(responses)} numbers from {name}, got {values!r:.80}")
-    for i, value in enumerate(values):
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            prompt = owners[i].messages[-1]["content"]
-            raise ValueError(f"reward: expected finite numbers from {name}, got {value!r} for {prompt[:80]!r}")
-    return torch.tensor([float(v) for v in values], dtype=torch.float32)
+    scores = torch.tensor([_number(value) for value in values], dtype=torch.float32)
+    for i in (~scores.isfinite()).nonzero().flatten().tolist():
+        prompt = owners[i].messages[-1]["content"]
+        raise ValueError(f"reward: expected finite float32 numbers from {name}, got {values[i]!r:.80} for {prompt[:80]!r}")
+    return scores
+
+
+def _number(value: Any) -> float:
+    """NaN for what is no number; numbers of NumPy and torch are numbers."""
+    if isinstance(value, str | bytes) or value is None:
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return math.nan

@@ -28,6 +28,7 @@ class Update:
     weight: Tensor  # [N]
     temperature: Tensor  # [B]
     kl: float | None  # mean k3 over tokens
+    sampler_difference: float | None  # mean |sampler's log-probability - this policy's| where the sampler knew it
     clip_fraction: float
     grad_norm: float
 
@@ -131,6 +132,7 @@ def update(
         weight=weight,
         temperature=temperature,
         kl=None if reference is None else float(kl_sum) / count,
+        sampler_difference=_mean_difference(rollout.sampler_logprob, logprob),
         clip_fraction=float(clipped) / count,
         grad_norm=grad_norm,
     )
@@ -154,6 +156,12 @@ def _head(policy, batch, rollout, config, vocab_size, *, hidden=None, scored=Non
         vocab_size=vocab_size,
         backend=config.backend,
     )
+
+
+def _mean_difference(sampler: Tensor, training: Tensor) -> float | None:
+    difference = (sampler.to(training) - training).abs()
+    known = difference[~sampler.to(training.device).isnan()]
+    return float(known.mean()) if len(known) else None
 
 
 def _name(rollout: Rollout, batch: MicroBatch) -> str:

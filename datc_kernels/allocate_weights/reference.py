@@ -22,6 +22,9 @@ def allocate(
         d, A = credit[free].double(), advantage[b].double()
         if len(free) < 2 or A == 0 or ceiling == 1.0 or d.max() == d.min():
             continue
+        if not d.isfinite().all():
+            weight[free], temperature[b] = torch.nan, torch.nan
+            continue
         s = (d - d.mean()) / (d.std(correction=0) + 1e-3 * d.abs().mean())
         util = (A.sign() if utility == "sign" else A) * s
         temperature[b] = tau = smallest_temperature(util, ceiling)

@@ -83,7 +83,7 @@ def logits_credit(
         checks.check_positive("logit_scale", logit_scale),
         None if softcap is None else checks.check_positive("softcap", softcap),
         support,
-        ignore_index,
+        checks.check_ignore_index(ignore_index),
         choose(backend, device),
     )
     return to_token_credit(logprob, stats)

@@ -83,8 +83,10 @@ def by_prompt(pairs: list[Pair]) -> dict[str, list[Pair]]:
 
 def margins(model: Any, tokenizer: Any, pairs: list[Pair]) -> Tensor:  # [len(pairs)]
     """score(chosen) - score(rejected) of one prompt's pairs; a text that occurs in several pairs is scored once."""
-    texts = list(dict.fromkeys(text for pair in pairs for text in (pair.chosen, pair.rejected)))
-    scores = score_group(model, tokenizer, pairs[0].prompt, texts)
+    texts = sorted({text for pair in pairs for text in (pair.chosen, pair.rejected)}, key=lambda text: (len(text), text))
+    half = len(texts) // 2  # short rows apart from long ones: less padding
+    parts = [part for part in (texts[:half], texts[half:]) if part]
+    scores = torch.cat([score_group(model, tokenizer, pairs[0].prompt, part) for part in parts])
     better = torch.tensor([texts.index(pair.chosen) for pair in pairs])
     worse = torch.tensor([texts.index(pair.rejected) for pair in pairs])
     return scores[better] - scores[worse]

@@ -45,6 +45,7 @@ ALWAYS = ["off topic", "off topic", "off topic", "cut off", "sample"]
 SOMETIMES = ["filler", "repetition", "generic", "rude", "scrambled", "terse", "parrot", "hot sample", "gushing", "junk"]
 SOMETIMES += ["repetition", "language", "roles", "generic", "scrambled", "hot sample", "cut off"]
 DRAWN = 4
+NEGATIVES = 8  # openings of answers to other prompts that every prompt of the training split gets
 
 
 def make_pairs(samples: list[Sample], split: str, seed: int) -> list[Pair]:
@@ -58,7 +59,31 @@ def make_pairs(samples: list[Sample], split: str, seed: int) -> list[Pair]:
             made = MAKERS[kind](prompt, sources, rng)
             if made is not None and made[0] and made[0] != made[1]:
                 pairs.append(Pair(split, kind, prompt, *made))
+        if split == "train" and sources.good[prompt]:
+            pairs += openings(prompt, sources, rng)
     return pairs
+
+
+def openings(prompt: str, sources: Sources, rng: random.Random) -> list[Pair]:
+    """First sentences of this prompt's good texts, each against `NEGATIVES` first sentences of other prompts' ones.
+
+    Where a text is on topic shows in its first sentence, and short rows make many comparisons cheap. All of one prompt's
+    openings are hand-written or all are sampled, so style gives nothing away; each is chosen here and rejected elsewhere.
+    """
+    written = rng.random() < 0.5
+
+    def first_sentences(of: str) -> list[str]:
+        alike = [text for text in sources.good[of] if is_written(text, of, sources) == written]
+        return list(dict.fromkeys(first[0] for text in alike if (first := sentences(text))))
+
+    others = [other for other in sources.prompts if other != prompt and first_sentences(other)]
+    negatives = [rng.choice(first_sentences(other)) for other in rng.sample(others, min(NEGATIVES, len(others)))]
+    return [
+        Pair(sources.split, "off topic", prompt, good, bad)
+        for good in first_sentences(prompt)[:2]
+        for bad in negatives
+        if good != bad
+    ]
 
 
 def gather(samples: list[Sample], split: str, rng: random.Random) -> Sources:

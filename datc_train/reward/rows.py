@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from datc_train.types import Messages
@@ -114,7 +115,11 @@ class RowTemplate:
 
     def _render(self, prompt: Messages, response: str) -> str:
         conversation = [*prompt, {"role": "assistant", "content": response}]
-        text = self.tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=False)
+        try:
+            text = self.tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=False)
+        except TemplateError as error:
+            start = str(prompt[-1].get("content", ""))[:60]
+            raise ValueError(f"prompts: the reward model's chat template refuses an answer to {start!r}: {error}") from error
         return text.removeprefix(self._redundant_bos)
 
 

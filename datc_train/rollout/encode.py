@@ -8,6 +8,7 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from datc_train.config import RESERVED_TEMPLATE_KWARGS
 from datc_train.types import Prompt
 
 
@@ -24,29 +25,39 @@ def encode_prompts(
     `chat_template_kwargs` (`enable_thinking=False`, say) go to the template as they are. Returns P rows of ids, not
     padded and never truncated.
 
-    Raises ValueError for a tokenizer without a chat template, for a row without a token, and for a row of more than
-    `max_prompt_tokens`.
+    Raises ValueError for a tokenizer without a chat template, for a prompt that its template refuses, for a row without
+    a token, for a row of more than `max_prompt_tokens`, and for chat_template_kwargs that are this function's own.
     """
+    taken = RESERVED_TEMPLATE_KWARGS & set(chat_template_kwargs or {})
+    if taken:
+        raise ValueError(f"chat_template_kwargs: expected keys of the template, got {', '.join(sorted(taken))}")
     if not tokenizer.chat_template:
         raise ValueError("tokenizer: expected one with a chat template, got one whose chat_template is not set")
     rows = []
     for index, prompt in enumerate(prompts):
-        ids = tokenizer.apply_chat_template(
-            prompt.messages,
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=False,
-            **(chat_template_kwargs or {}),
-        )
+        try:
+            ids = tokenizer.apply_chat_template(
+                prompt.messages,
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=False,
+                **(chat_template_kwargs or {}),
+            )
+        except TemplateError as error:
+            raise ValueError(f"prompts: the policy's chat template refuses prompt {index} ({_start(prompt)}): {error}") from error
         if not ids:
             raise ValueError(f"prompts: the chat template makes no token of prompt {index}")
         if max_prompt_tokens is not None and len(ids) > max_prompt_tokens:
             raise ValueError(
                 f"prompts: expected at most {max_prompt_tokens} tokens a prompt, got {len(ids)} in prompt {index} "
-                f"({prompt.messages[-1]['content'][:60]!r}); prompts are never cut"
+                f"({_start(prompt)}); prompts are never cut"
             )
         rows.append(tuple(ids))
     return tuple(rows)
+
+
+def _start(prompt: Prompt) -> str:
+    return repr(prompt.messages[-1]["content"][:60])
 
 
 def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

@@ -81,6 +81,27 @@ class TransformersSampler:
         self.max_prompt_tokens = max_prompt_tokens
         self.chat_template_kwargs = dict(chat_template_kwargs or {})
 
+    def encode(self, prompts: Sequence[Prompt]) -> tuple[tuple[int, ...], ...]:
+        """The prompts' rows of ids, P of them: what `sample` gives the model.
+
+        Raises ValueError as `encode_prompts`, and for a row that `max_new_tokens` would take beyond the model's context.
+        """
+        rows = encode_prompts(
+            self.tokenizer,
+            prompts,
+            max_prompt_tokens=self.max_prompt_tokens,
+            chat_template_kwargs=self.chat_template_kwargs,
+        )
+        context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        longest = max(range(len(rows)), key=lambda index: len(rows[index]), default=None)
+        if context is not None and longest is not None and len(rows[longest]) + self.max_new_tokens > context:
+            raise ValueError(
+                f"max_new_tokens: expected at most {context - len(rows[longest])} beside the longest prompt's "
+                f"{len(rows[longest])} tokens in the model's context of {context}, got {self.max_new_tokens}; that is prompt "
+                f"{longest} ({prompts[longest].messages[-1]['content'][:60]!r})"
+            )
+        return rows
+
     def sample(self, prompts: Sequence[Prompt], *, seed: int) -> Rollout:
         """G responses to each of P prompts, group after group, on the model's device.
 
@@ -88,30 +109,28 @@ class TransformersSampler:
         forward pass: not on the prompts beside it, their order or the batch size. A prompt given twice gets different
         responses. No global random state is read or changed.
 
-        Raises ValueError for no prompts, for a prompt that is too long, and for a negative seed; RuntimeError, with the
-        prompt's index, for logits that are not finite.
+        Raises ValueError for no prompts, for a negative seed, and as `encode`; RuntimeError, with the prompt's index and
+        start, for logits that are not finite.
         """
         if not prompts:
             raise ValueError("prompts: expected at least one, got none")
         if seed < 0:
             raise ValueError(f"seed: expected a number >= 0, got {seed}")
-        prompt_ids = encode_prompts(
-            self.tokenizer,
-            prompts,
-            max_prompt_tokens=self.max_prompt_tokens,
-            chat_template_kwargs=self.chat_template_kwargs,
-        )
+        prompt_ids = self.encode(prompts)
         uniforms = _uniforms(seed, prompt_ids, self.group_size, self.max_new_tokens)
 
         # Rows of similar length share a batch: less padding.
         order = sorted(range(len(uniforms)), key=lambda row: len(prompt_ids[row // self.group_size]))
         ids: dict[int, Tensor] = {}
         logprob: dict[int, Tensor] = {}
+        names = [f"{index} ({prompt.messages[-1]['content'][:60]!r})" for index, prompt in enumerate(prompts)]
         with sampling_mode(self.model):
             for start in range(0, len(order), self.max_batch_size):
                 rows = order[start : start + self.max_batch_size]
                 owners = [row // self.group_size for row in rows]
-                batch = self._generate([prompt_ids[owner] for owner in owners], uniforms[rows], owners)
+                batch = self._generate(
+                    [prompt_ids[owner] for owner in owners], uniforms[rows], [names[owner] for owner in owners]
+                )
                 for row, row_ids, row_logprob in zip(rows, *batch, strict=True):
                     ids[row], logprob[row] = row_ids, row_logprob
 
@@ -129,7 +148,7 @@ class TransformersSampler:
         )
 
     def _generate(
-        self, rows: Sequence[Sequence[int]], uniforms: Tensor, owners: Sequence[int]
+        self, rows: Sequence[Sequence[int]], uniforms: Tensor, names: Sequence[str]
     ) -> tuple[list[Tensor], list[Tensor]]:
         """One batch: a response's ids and log-probabilities for every row."""
         device = self.model.get_input_embeddings().weight.device
@@ -142,7 +161,7 @@ class TransformersSampler:
             input_ids[i, width - len(row) :] = torch.tensor(row)
             mask[i, width - len(row) :] = 1
 
-        draw = _Draw(uniforms.to(device), self.temperature, self.vocab_size, owners)
+        draw = _Draw(uniforms.to(device), self.temperature, self.vocab_size, names)
         sequences = self.model.generate(
             input_ids=input_ids.to(device),
             attention_mask=mask.to(device),
@@ -184,11 +203,11 @@ class _Draw(LogitsProcessor):
     Keeps the log-probability of what was drawn, [rows] a step, and never more than one step's [rows, V].
     """
 
-    def __init__(self, uniforms: Tensor, temperature: float, vocab_size: int, owners: Sequence[int]) -> None:
+    def __init__(self, uniforms: Tensor, temperature: float, vocab_size: int, names: Sequence[str]) -> None:
         self.uniforms = uniforms  # [rows, T] float64 in [0, 1)
         self.temperature = temperature
         self.vocab_size = vocab_size
-        self.owners = owners  # [rows] index of each row's prompt
+        self.names = names  # [rows] what an error calls each row's prompt
         self.logprob: list[Tensor] = []  # T times [rows] float32
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -200,7 +219,7 @@ class _Draw(LogitsProcessor):
             bad = (~total[:, 0].isfinite()).nonzero()[:, 0].tolist()
             raise RuntimeError(
                 f"the policy's logits are not finite at response token {len(self.logprob)} of prompt "
-                f"{', '.join(str(prompt) for prompt in sorted({self.owners[row] for row in bad}))}"
+                f"{', '.join(dict.fromkeys(self.names[row] for row in bad))}"
             )
         u = self.uniforms[:, len(self.logprob), None]
         drawn = torch.searchsorted(cumulative, u * total, right=True)

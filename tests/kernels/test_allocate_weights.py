@@ -124,6 +124,7 @@ def test_a_nan_credit_shows_in_its_own_response_only(backend):
     credit[3] = math.nan
     got = allocate_weights(credit, advantage, lengths, backend=backend)
     assert got.weight[:12].isnan().all()
+    assert got.temperature[0].isnan()
     assert torch.equal(got.weight[12:], clean.weight[12:])
 
 

@@ -57,6 +57,7 @@ def test_lists() -> None:
     [
         ('{"prompt": "a"', "line 2: expected one JSON object, got"),
         ('["a"]', "line 2: expected a JSON object, got a list of 1"),
+        ('{"prompt": "half a pair \\ud83d"}', "line 2, 'prompt': expected text, got half of a surrogate pair"),
         ({"question": "a"}, "line 2: expected a column 'prompt', got 'question'"),
         ({"prompt": None}, "line 2, 'prompt': expected text or a list of messages, got null"),
         ({"prompt": []}, "line 2, 'prompt': expected text or a list of messages, got a list of 0"),
@@ -147,3 +148,9 @@ def test_steps_that_cannot_be() -> None:
         prompt_batch(prompts, 1, 0, 0)
     with pytest.raises(ValueError, match=r"^step"):
         prompt_batch(prompts, 0, 1, 0)
+
+
+def test_columns_instead_of_rows_are_refused() -> None:
+    """A dict of columns iterates over its keys: one prompt, "prompt", would be trained on in silence."""
+    with pytest.raises(ValueError, match=r"^prompts: expected a list of rows, got columns \(prompt\)"):
+        load_prompts({"prompt": ["a", "b"]})  # type: ignore[arg-type]

@@ -47,7 +47,12 @@ def run_cli(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
         (["train", "--config", "tiny", "--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
         (["train", "--config", "tiny", "--prompts_per_step", "100000"], "prompts_per_step"),
         (["train", "--config", "tiny", "--policy", "./no/such/folder"], "policy"),
+        (["train", "--config", "tiny", "--reward", "./no/such/folder"], "reward: expected quickstart, tiny, a folder"),
         (["train", "--config", "tiny", "--max_prompt_tokens", "1"], "prompt"),
+        (["train", "--config", "tiny", "--max_new_tokens", "100000"], "max_new_tokens: expected at most"),
+        (["train", "--config", "tiny", "--lora.alpha", "0"], "lora.alpha: expected at least 1"),
+        (["train", "--config", "tiny", "--seed", str(2**70)], "seed: expected below 2^63"),
+        (["train", "--config", "tiny", "--chat_template_kwargs", "{tokenize: false}"], "chat_template_kwargs"),
         (["fly"], "fly"),
     ],
 )
@@ -60,6 +65,24 @@ def test_a_users_mistake_is_one_line_and_status_2(
     assert status == 2
     assert error.startswith("datc: ")
     assert error.strip().count("\n") == 0
+    assert says in error
+    assert not list(tmp_path.iterdir())  # no folder of a run that never was
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "r.yaml, got nothing"),
+        (b"steps", "r.yaml, got 'steps'"),
+        (b"steps: [1", "YAML in"),
+        ("seed: 1  # gr\u00fc\u00dfe".encode("latin-1"), "r.yaml"),
+    ],
+)
+def test_a_recipe_that_is_none(capsys: pytest.CaptureFixture[str], tmp_path: Path, content: bytes, says: str) -> None:
+    (tmp_path / "r.yaml").write_bytes(content)
+    status, error = run_cli(capsys, "train", "--config", str(tmp_path / "r.yaml"))
+    assert status == 2
+    assert error.startswith("datc: --config: expected")
     assert says in error
 
 
@@ -262,9 +285,96 @@ def test_the_command_line_has_the_last_word_wherever_the_recipe_stands() -> None
         {"steps": 1.5},
         {"steps": None},
         {"learning_rate": "3e-4"},
+        {"device": None},
+        {"policy": 3},
+        {"run_dir": 3},
+        {"chat_template_kwargs": "x"},
+        {"chat_template_kwargs": {"add_generation_prompt": False}},
+        {"max_prompt_tokens": "9"},
+        {"lora": 8},
     ],
 )
 def test_values_given_in_python_are_checked(tmp_path: Path, wrong: dict) -> None:
     with pytest.raises(ValueError, match=f"^{next(iter(wrong))}: expected"):
         train(TINY | {"run_dir": str(tmp_path / "r")} | wrong)
     assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("wrong", [{"rank": 8}, {"r": "8"}, {"alpha": 0}, {"target_modules": 3}])
+def test_adapter_settings_are_checked(tmp_path: Path, wrong: dict) -> None:
+    with pytest.raises(ValueError, match=rf"^lora\.{next(iter(wrong))}: "):
+        train(TINY | {"run_dir": str(tmp_path / "r"), "lora": wrong})
+
+
+def test_an_unfinished_download_names_the_key(tmp_path: Path) -> None:
+    policy, tokenizer = load_tiny_policy()
+    folder = tmp_path / "model"
+    policy.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    for key in ("policy", "reward"):
+        with pytest.raises(ValueError, match=f"^{key}: expected"):
+            train(TINY | {"run_dir": str(tmp_path / "r"), key: str(folder)})
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_bare_module_is_no_reward(tmp_path: Path) -> None:
+    from datc_train.quickstart import load_tiny_reward_model
+
+    for method in ("grpo", "datc"):
+        with pytest.raises(ValueError, match=r"^reward: expected RewardModel\(model, tokenizer\) around it"):
+            train(TINY | {"run_dir": str(tmp_path / "r"), "method": method}, reward=load_tiny_reward_model()[0])
+
+
+@pytest.mark.parametrize("column", ["prompts", "completions", "completion_ids"])
+def test_columns_that_a_reward_function_gets_from_the_trainer(tmp_path: Path, column: str) -> None:
+    rows = [{"prompt": "a"}, {"prompt": "b", column: 1}]
+    with pytest.raises(ValueError, match=f"^prompts: expected other columns.*got {column} in prompt 1"):
+        train(TINY | {"run_dir": str(tmp_path / "r"), "method": "grpo"}, reward=lambda **_: [], prompts=rows)
+
+
+def test_numbers_of_numpy_and_torch_are_numbers(tmp_path: Path) -> None:
+    import numpy as np
+
+    values = [1, 2.0, np.float32(3), np.int64(4), torch.tensor(5.0), np.array(6.0), True, np.bool_(False)]
+    run = train(TINY | {"run_dir": str(tmp_path / "r"), "method": "grpo", "steps": 1}, reward=lambda **_: values)
+    assert json.loads((run / "metrics.jsonl").read_text())["reward_mean"] == pytest.approx(22 / 8)
+
+
+def test_a_score_beyond_float32_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^reward: expected finite float32 numbers.*in step 1$"):
+        train(TINY | {"run_dir": str(tmp_path / "r"), "method": "grpo"}, reward=lambda **_: [1e39] * 8)
+
+
+def test_a_prompt_learning_adapter_is_refused(tmp_path: Path) -> None:
+    """Its virtual tokens are not part of the decoder: it would train nothing."""
+    from peft import PromptTuningConfig, get_peft_model
+
+    base, tokenizer = load_tiny_policy()
+    model = get_peft_model(base, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2))
+    with pytest.raises(ValueError, match="^policy: expected an adapter of weights.*PROMPT_TUNING"):
+        train(TINY | {"run_dir": str(tmp_path / "r")}, policy=model, tokenizer=tokenizer)
+
+
+def test_trainable_parameters_that_the_loss_cannot_reach(tmp_path: Path) -> None:
+    from datc_train.policy import take_policy
+
+    base, tokenizer = load_tiny_policy()
+    base.requires_grad_(False)
+    base.extra = torch.nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="^policy: expected trainable parameters in the decoder or the LM head"):
+        take_policy(base, tokenizer, starts_at_base=False, reference=False)
+
+
+def test_a_template_of_the_reward_model_that_refuses(tmp_path: Path) -> None:
+    from datc_train.quickstart import load_tiny_reward_model
+    from datc_train.reward import RewardModel
+
+    model, tokenizer = load_tiny_reward_model()
+    tokenizer.chat_template = (
+        "{% if messages[0].content != 'Hello' %}{{ raise_exception('no') }}{% endif %}" + tokenizer.chat_template
+    )
+    reward = RewardModel(model, tokenizer)
+    with pytest.raises(ValueError, match="^prompts: the reward model's chat template refuses an answer to 'b': no; in step 1$"):
+        train(TINY | {"run_dir": str(tmp_path / "r")}, reward=reward, prompts=["b", "b"])

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from datc_train.config import RESERVED_TEMPLATE_KWARGS
 from datc_train.rollout import TransformersSampler, check_sampler, encode_prompts, stop_token_ids, support_size
 from datc_train.types import Prompt, Rollout
 
@@ -423,7 +424,7 @@ def test_t6_logits_that_are_not_finite_name_the_prompt(tokenizer: Any) -> None:
     """T6: nothing is sampled from NaN."""
     model = make_model()
     model.model.embed_tokens.weight.data[WORDS.index("h")] = float("nan")
-    with pytest.raises(RuntimeError, match="logits are not finite at response token 0 of prompt 1"):
+    with pytest.raises(RuntimeError, match="logits are not finite at response token 0 of prompt 1 \\('h'\\)"):
         sampler(model, tokenizer).sample(user("a", "h"), seed=0)
 
 
@@ -445,6 +446,28 @@ def test_t6_logits_that_are_not_finite_name_the_prompt(tokenizer: Any) -> None:
 def test_what_cannot_be_is_named(tokenizer: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         sampler(make_model(), tokenizer, **options)
+
+
+def test_a_template_that_refuses_a_prompt_is_named(tokenizer: Any) -> None:
+    tokenizer.chat_template = (
+        "{% if messages[0].content == 'b' %}{{ raise_exception('no b') }}{% endif %}{{ messages[0].content }}"
+    )
+    with pytest.raises(ValueError, match=r"^prompts: the policy's chat template refuses prompt 1 \('b'\): no b"):
+        sampler(make_model(), tokenizer, stop_ids=[0]).sample(user("a", "b"), seed=0)
+
+
+@pytest.mark.parametrize("key", sorted(RESERVED_TEMPLATE_KWARGS))
+def test_template_kwargs_that_are_the_samplers_own(tokenizer: Any, key: str) -> None:
+    with pytest.raises(ValueError, match=f"^chat_template_kwargs: expected keys of the template, got {key}"):
+        sampler(make_model(), tokenizer, chat_template_kwargs={key: True}).sample(user("a"), seed=0)
+
+
+def test_a_response_that_would_leave_the_context_is_refused(tokenizer: Any) -> None:
+    model = make_model()
+    room = model.config.max_position_embeddings - len(sampler(model, tokenizer).encode(user("a b c"))[0])
+    sampler(model, tokenizer, max_new_tokens=room).encode(user("a b c", "a"))
+    with pytest.raises(ValueError, match=rf"^max_new_tokens: expected at most {room} beside .*that is prompt 1 \('a b c'\)"):
+        sampler(model, tokenizer, max_new_tokens=room + 1).encode(user("a", "a b c"))
 
 
 def test_a_policy_that_cannot_stop(tokenizer: Any) -> None:

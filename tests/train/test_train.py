@@ -69,10 +69,12 @@ def test_run_folder(datc_run: Path) -> None:
         assert line["tau_mean"] >= 1
         assert line["predicted_gain"] > 0
         assert 0 <= line["band_share"] <= 1
+        assert 0 <= line["sampler_difference"] < 1e-5
     config = yaml.safe_load((datc_run / "config.yaml").read_text())
     assert config["run_dir"] == str(datc_run)
     assert config["learning_rate"] == 1e-2
     assert config["beta"] == Config().beta
+    assert config["schedule_steps"] == 2  # resolved: more steps later must not stretch a cosine
     assert [e["step"] for e in lines(datc_run, "eval.jsonl")] == [0, 2]
 
 
@@ -124,7 +126,7 @@ def test_uniform_weights_are_grpo_bit_for_bit(tmp_path: Path, datc_run: Path) ->
 
 @pytest.mark.parametrize("method", ["grpo", "datc"])
 def test_micro_batches_add_up(tmp_path: Path, method: str) -> None:
-    """T31: the gradient of a step does not depend on how it is split."""
+    """T30, T31: the gradient of a step does not depend on how it is split."""
     options = TINY | {"method": method, "steps": 1, "learning_rate": 1e-3}
     one = adapter(train(options | {"run_dir": str(tmp_path / "one"), "micro_batch_tokens": 100_000}))
     many = adapter(train(options | {"run_dir": str(tmp_path / "many"), "micro_batch_tokens": 1}))
