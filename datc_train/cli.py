@@ -35,9 +35,9 @@ def main(argv: list[str] | None = None) -> None:
     debug = "--debug" in argv
     try:
         _run([word for word in argv if word != "--debug"])
-    except KeyboardInterrupt:
-        print("datc: stopped", file=sys.stderr)
-        sys.exit(130)
+    except KeyboardInterrupt as stop:
+        print(f"datc: {stop or 'stopped'}", file=sys.stderr)
+        sys.exit(128 + getattr(stop, "signal", 2))
     except (ValueError, OSError, ArgumentError) as error:
         _fail(error, debug)
     except RuntimeError as error:

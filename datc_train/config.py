@@ -12,6 +12,8 @@ RESERVED_TEMPLATE_KWARGS = frozenset(
     "return_assistant_tokens_mask tokenizer_kwargs padding truncation max_length".split()
 )
 
+TRACKERS = ("tensorboard", "wandb", "trackio")
+
 Method = Literal["grpo", "datc"]
 Loss = Literal["grpo"]
 
@@ -41,8 +43,10 @@ class Config:
         prompts: what to train on: "quickstart", or a file of JSON lines.
         prompt_column: its column that holds the prompt, as text or as messages.
         eval_prompts: held-out prompts, two samples of each scored before and after training: "quickstart", a file, or null.
+        eval_every: scored every so many steps as well; the best checkpoint by it is kept.
         eval_limit: at most so many of them.
-        run_dir: folder of the run; null makes a new one under runs/. An existing folder is an error.
+        run_dir: folder of the run; null makes a new one under runs/. An existing folder is an error without resume.
+        resume: "auto" goes on with the run in run_dir from its last checkpoint, or starts it where there is none.
         steps: optimizer updates; every step samples afresh.
         seed: of prompts' order, sampling and the adapter's start.
         device: "auto" (a GPU where there is one), "cpu", "cuda", "cuda:1", ...
@@ -74,7 +78,9 @@ class Config:
         micro_batch_tokens: padded tokens of a forward and backward pass; a step's gradient does not depend on it.
         reward_batch_tokens: padded tokens of a pass of the reward model.
         backend: of the kernels; null takes the fastest exact one of the device.
-        save_every: a checkpoint every so many steps; null: only at the end.
+        save_every: a checkpoint every so many steps; null: only at the end, or when stopped.
+        keep: so many checkpoints, the newest ones, and the best one by evaluation; null: all.
+        trackers: live curves elsewhere, any of tensorboard, wandb, trackio.
         samples_per_step: responses of a step that go to samples.jsonl, token by token.
     """
 
@@ -84,7 +90,9 @@ class Config:
     prompt_column: str = "prompt"
     eval_prompts: str | None = None
     eval_limit: int = 24
+    eval_every: int | None = None
     run_dir: str | None = None
+    resume: Literal["auto"] | None = None
     steps: int = 250
     seed: int = 0
     device: str = "auto"
@@ -116,7 +124,9 @@ class Config:
     micro_batch_tokens: int = 4096
     reward_batch_tokens: int = 8192
     backend: Literal["reference", "chunked", "cpu", "triton", "cuda"] | None = None
-    save_every: int | None = None
+    save_every: int | None = 10
+    keep: int | None = 3
+    trackers: list[str] = field(default_factory=list)
     samples_per_step: int = 4
 
     def __post_init__(self) -> None:
@@ -131,7 +141,7 @@ class Config:
         at_least_one = ("steps", "prompts_per_step", "max_new_tokens", "sample_batch_size", "micro_batch_tokens")
         for key in (*at_least_one, "reward_batch_tokens", "eval_limit"):
             _require(key, getattr(self, key), getattr(self, key) >= 1, "at least 1")
-        for key in ("schedule_steps", "save_every", "max_prompt_tokens"):
+        for key in ("schedule_steps", "save_every", "keep", "eval_every", "max_prompt_tokens"):
             value = getattr(self, key)
             _require(key, value, value is None or value >= 1, "null or at least 1")
         for key in ("warmup_steps", "samples_per_step", "seed", "beta", "weight_decay"):
@@ -146,6 +156,8 @@ class Config:
         _require("clip", self.clip, 0 <= self.clip < 1, "in [0, 1)")
         ratio = self.min_learning_rate_ratio
         _require("min_learning_rate_ratio", ratio, 0 <= ratio <= 1, "in [0, 1]")
+        unknown = sorted(set(self.trackers) - set(TRACKERS))
+        _require("trackers", ", ".join(unknown), not unknown, f"any of {', '.join(TRACKERS)}")
         taken = sorted(RESERVED_TEMPLATE_KWARGS & set(self.chat_template_kwargs))
         _require("chat_template_kwargs", ", ".join(taken), not taken, "keys of the template, not the trainer's own")
 

@@ -12,6 +12,12 @@ from datc_train.types import Prompt
 _SEED = 20_000_003  # apart from the seeds of training steps
 
 
+def best_step(evaluations: list[dict[str, Any]]) -> int | None:
+    """The step after training began whose held-out reward is highest, the earlier one of equals; None where there is none."""
+    trained = [line for line in evaluations if line["step"] > 0]
+    return max(trained, key=lambda line: (line["reward_mean"], -line["step"]))["step"] if trained else None
+
+
 def evaluate(
     step: int, sampler: TransformersSampler, reward: RewardModel | RewardFunction, prompts: list[Prompt]
 ) -> dict[str, Any]:

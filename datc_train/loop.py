@@ -15,11 +15,13 @@ from transformers import PreTrainedTokenizerBase, get_constant_schedule_with_war
 
 from datc_kernels.dispatch import choose
 from datc_train.advantages import group_advantages
+from datc_train.checkpoint import check_room, checkpoints, prune, restore, save_checkpoint
 from datc_train.clock import Clock
 from datc_train.config import Config, config_from
 from datc_train.credit import METHODS
 from datc_train.data import Row, load_prompts, prompt_batch
-from datc_train.evaluate import evaluate
+from datc_train.evaluate import best_step, evaluate
+from datc_train.interrupt import Interrupted, StopRequest
 from datc_train.metrics import sample_lines, step_metrics
 from datc_train.models import load_policy, load_reward, resolve_device
 from datc_train.policy import Policy
@@ -27,9 +29,10 @@ from datc_train.progress import StepProgress
 from datc_train.reward import RewardModel
 from datc_train.reward.vocabulary import check_same_vocabulary
 from datc_train.rollout import TransformersSampler
-from datc_train.run_folder import RunFolder, check_free
+from datc_train.run_folder import RunFolder, check_run_dir
 from datc_train.score import RewardFunction, check_columns, check_reward, score_rollout
 from datc_train.summary import summary
+from datc_train.trackers import Trackers, check_trackers
 from datc_train.types import Prompt
 from datc_train.update import reference_logprobs, update
 
@@ -52,11 +55,13 @@ def train(
 
     Raises:
         ValueError, FileNotFoundError, FileExistsError: what cannot be, before anything is trained or written.
+        Interrupted: a KeyboardInterrupt; after Ctrl-C or SIGTERM the step was finished and saved.
         RuntimeError: a loss or gradient that is not finite, or a sampler whose log-probabilities are not the policy's; the
             optimizer has not moved then.
     """
     config = config_from(config)
-    check_free(config)
+    check_run_dir(config)
+    check_trackers(config)
     device = resolve_device(config.device)
     train_prompts = _prompts(config.prompts if prompts is None else prompts, config, held_out=False)
     prompt_batch(train_prompts, 1, config.prompts_per_step, config.seed)  # enough of them?
@@ -86,22 +91,39 @@ def _run(
     sampler = _sampler(config, actor, config.group_size)
     eval_sampler = _sampler(config, actor, group_size=2)
     sampler.encode([*train_prompts, *eval_prompts])  # what cannot be sampled is found before the run's folder exists
-    optimizer = torch.optim.AdamW(actor.trainable, lr=config.learning_rate, weight_decay=config.weight_decay)
-    schedule = _schedule(optimizer, config)
     folder = RunFolder(config)
-    history: list[dict[str, Any]] = []
-    evaluations: list[dict[str, Any]] = []
-    checkpoint = folder.path
+    check_room(folder.path, actor.trainable, config.keep)
+    optimizer = torch.optim.AdamW(actor.trainable, lr=config.learning_rate, weight_decay=config.weight_decay)
+    schedule = _schedule(optimizer, config, folder.schedule_steps)
+    done, checkpoint = _go_on(folder, actor, optimizer, schedule)
+    if done > config.steps:
+        raise ValueError(f"steps: expected at least {done}, which the run in {folder.path} has done, got {config.steps}")
+    history, evaluations = folder.lines("metrics.jsonl"), folder.lines("eval.jsonl")
+    trackers = Trackers(config, folder.path)
     table: Tensor | None = None
 
-    def evaluate_at(step: int) -> None:
-        if eval_prompts:
-            evaluations.append(evaluate(step, eval_sampler, reward, eval_prompts))
-            folder.append("eval.jsonl", evaluations[-1:])
+    def evaluate_at(step: int) -> bool:
+        """Whether this is the best so far."""
+        if not eval_prompts or (evaluations and evaluations[-1]["step"] == step):
+            return False
+        evaluations.append(evaluate(step, eval_sampler, reward, eval_prompts))
+        folder.append("eval.jsonl", evaluations[-1:])
+        trackers.log(evaluations[-1], step, prefix="eval_")
+        return best_step(evaluations) == step
 
-    with StepProgress(config.steps, config.method) as progress:
-        evaluate_at(0)
-        for step in range(1, config.steps + 1):
+    def save(step: int) -> Path:
+        path = save_checkpoint(folder.path, step, actor.model, actor.tokenizer, optimizer, schedule)
+        prune(folder.path, config.keep, also={best_step(evaluations)})
+        return path
+
+    with StepProgress(config.steps, config.method, done) as progress, StopRequest(progress.stopping) as stop:
+        if done:
+            progress.say(f"Going on after step {done} of {folder.path}")
+        else:
+            evaluate_at(0)
+        for step in range(done + 1, config.steps + 1):
+            if stop.signal is not None:
+                break
             clock = Clock(actor.device)
             with _of_step(step), clock("sample"):
                 batch = prompt_batch(train_prompts, step, config.prompts_per_step, config.seed)
@@ -129,7 +151,7 @@ def _run(
                 vocab_size=sampler.vocab_size,
                 step=step,
                 clock=clock,
-                check_sampler=step == 1,
+                check_sampler=step == done + 1,
             )
             schedule.step()
             history.append(
@@ -147,13 +169,34 @@ def _run(
             folder.append("metrics.jsonl", history[-1:])
             kept = sample_lines(step, rollout, scored, advantage, result, actor.tokenizer, config.samples_per_step)
             folder.append("samples.jsonl", kept)
+            trackers.log(history[-1], step)
             progress.step(history[-1])
-            if step == config.steps or (config.save_every and step % config.save_every == 0):
-                state = {"step": step, "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}
-                checkpoint = folder.save_checkpoint(step, actor.model, actor.tokenizer, state)
-        evaluate_at(config.steps)
+            last = step == config.steps
+            best = evaluate_at(step) if last or _due(config.eval_every, step) else False
+            if last or best or _due(config.save_every, step) or stop.signal is not None:
+                checkpoint = save(step)
+            done = step
+        if done < config.steps:
+            assert stop.signal is not None
+            trackers.finish()
+            raise Interrupted(f"stopped after step {done}; to go on: --run_dir {folder.path} --resume auto", stop.signal)
+    trackers.finish()
     progress.say(summary(history, evaluations, str(folder.path), str(checkpoint)))
     return folder.path
+
+
+def _go_on(folder: RunFolder, actor: Policy, optimizer: Any, schedule: Any) -> tuple[int, Path]:
+    """The step to go on after and its checkpoint; 0 and the folder itself for a run that has none yet."""
+    whole = checkpoints(folder.path)
+    done = int(whole[-1].name) if whole else 0
+    if whole:
+        restore(whole[-1], actor.model, optimizer, schedule)
+    folder.rewind(done if whole else -1)
+    return done, whole[-1] if whole else folder.path
+
+
+def _due(every: int | None, step: int) -> bool:
+    return every is not None and step % every == 0
 
 
 def _prompts(source: str | Sequence[Row], config: Config, *, held_out: bool) -> list[Prompt]:
@@ -178,10 +221,9 @@ def _sampler(config: Config, actor: Policy, group_size: int) -> TransformersSamp
     )
 
 
-def _schedule(optimizer: torch.optim.Optimizer, config: Config) -> torch.optim.lr_scheduler.LambdaLR:
+def _schedule(optimizer: torch.optim.Optimizer, config: Config, length: int) -> torch.optim.lr_scheduler.LambdaLR:
     if config.schedule == "constant":
         return get_constant_schedule_with_warmup(optimizer, config.warmup_steps)
-    length = config.schedule_steps or config.steps
     floor, warmup = config.min_learning_rate_ratio, config.warmup_steps
 
     def factor(step: int) -> float:

@@ -12,7 +12,7 @@ _TEXT = "reward {reward_mean:+.3f}  KL {kl}  length {length_mean:.0f}  ESS {ess_
 
 
 class StepProgress:
-    def __init__(self, steps: int, method: str) -> None:
+    def __init__(self, steps: int, method: str, done: int = 0) -> None:
         self.console = Console(highlight=False)
         self.steps = steps
         self.bar = Progress(
@@ -24,7 +24,7 @@ class StepProgress:
             console=self.console,
             disable=not self.console.is_terminal,
         )
-        self.task = self.bar.add_task("train", total=steps, text="first step ...")
+        self.task = self.bar.add_task("train", total=steps, completed=done, text="first step ...")
 
     def __enter__(self) -> StepProgress:
         self.bar.start()
@@ -39,6 +39,9 @@ class StepProgress:
         self.bar.update(self.task, advance=1, text=text)
         if not self.console.is_terminal:
             self.console.print(f"step {metrics['step']}/{self.steps}  {text}", soft_wrap=True)
+
+    def stopping(self, signal: str) -> None:
+        self.say(f"{signal}: finishing this step and saving; once more to stop at once")
 
     def say(self, text: str) -> None:
         self.console.print(text, soft_wrap=True, markup=False)

@@ -4,55 +4,114 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
 from datc_train.config import Config
 
+# What may differ when a run goes on: where it ends, where it lies, and who watches.
+FREE_KEYS = frozenset({"run_dir", "resume", "steps", "trackers"})
+LOGS = ("metrics.jsonl", "samples.jsonl", "eval.jsonl")
 
-def check_free(config: Config) -> None:
-    """Raises FileExistsError for a `run_dir` that exists: before models load, not after."""
-    if config.run_dir is not None and Path(config.run_dir).exists():
-        raise FileExistsError(f"run_dir: {config.run_dir} exists; choose another folder, a run never overwrites one")
+
+def check_run_dir(config: Config) -> None:
+    """Whether the run may have its folder: before models load, not after.
+
+    Raises FileExistsError for a `run_dir` that exists, without `resume`; ValueError for one that `resume` cannot go on with:
+    no run's folder, or a run of another config (every key that differs is named).
+    """
+    if config.resume is None:
+        if config.run_dir is not None and Path(config.run_dir).exists():
+            raise FileExistsError(
+                f"run_dir: {config.run_dir} exists; choose another folder, or go on with that run by --resume auto"
+            )
+        return
+    if config.run_dir is None:
+        raise ValueError("resume: expected run_dir with it, the folder of the run to go on with, got none")
+    path = Path(config.run_dir)
+    if not path.exists() or _is_fresh(path):
+        return
+    if not (path / "config.yaml").is_file():
+        raise ValueError(f"resume: expected a run's folder with config.yaml, got {path}")
+    saved = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
+    now = _resolved(config, path)
+    if config.schedule_steps is None:
+        now["schedule_steps"] = saved.get("schedule_steps")
+    different = [key for key in now if key not in FREE_KEYS and now[key] != saved.get(key)]
+    if different:
+        changes = "; ".join(f"{key}: {saved.get(key)!r} then, {now[key]!r} now" for key in different)
+        raise ValueError(f"resume: only {', '.join(sorted(FREE_KEYS))} may differ from {path}, got {changes}")
 
 
 class RunFolder:
-    """Creates the folder; a run never writes into another's. Raises as `check_free`, OSError where it cannot be written."""
+    """Makes the folder, or takes that of the run to go on with; otherwise a run never writes into another's.
+
+    Raises as `check_run_dir`; OSError where it cannot be written.
+    """
 
     def __init__(self, config: Config) -> None:
-        if config.run_dir is not None:
-            check_free(config)
-            self.path = Path(config.run_dir)
-            self.path.mkdir(parents=True)
-        else:
+        check_run_dir(config)
+        if config.run_dir is None:
             self.path = _new_folder(Path("runs"), f"{time.strftime('%Y%m%d-%H%M%S')}-{config.method}")
-        # The schedule's length as well: going on for more steps must not stretch it.
-        resolved = config.to_dict() | {"run_dir": str(self.path), "schedule_steps": config.schedule_steps or config.steps}
-        (self.path / "config.yaml").write_text(yaml.safe_dump(resolved, sort_keys=False), encoding="utf-8")
+        else:
+            self.path = Path(config.run_dir)
+            self.path.mkdir(parents=True, exist_ok=config.resume is not None)
+        resolved = _resolved(config, self.path)
+        if (self.path / "config.yaml").is_file():
+            before = yaml.safe_load((self.path / "config.yaml").read_text(encoding="utf-8"))
+            resolved["schedule_steps"] = before["schedule_steps"]
+        self.schedule_steps: int = resolved["schedule_steps"]
+        _write(self.path / "config.yaml", yaml.safe_dump(resolved, sort_keys=False))
 
     def append(self, name: str, lines: list[dict[str, Any]]) -> None:
-        """Append to a file of JSON lines, flushed; a NaN is a fault, not a value."""
+        """Append to a file of JSON lines; a NaN is a fault, not a value."""
+        text = "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines)
         with (self.path / name).open("a", encoding="utf-8") as file:
-            for line in lines:
-                file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+            file.write(text)
 
-    def save_checkpoint(self, step: int, model: Any, tokenizer: Any, state: dict[str, Any]) -> Path:
-        """checkpoints/<step>/: PEFT's or transformers' own files, `trainer_state.pt` beside them; whole or not there."""
-        final = self.path / "checkpoints" / f"{step:06d}"
-        temporary = final.with_name(final.name + ".tmp")
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        options = {"save_embedding_layers": False} if hasattr(model, "peft_config") else {}
-        model.save_pretrained(temporary, **options)
-        tokenizer.save_pretrained(temporary)
-        torch.save(state, temporary / "trainer_state.pt")
-        os.replace(temporary, final)
-        return final
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        path = self.path / name
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        return [json.loads(line) for line in text.split("\n") if line]  # not splitlines: text may hold U+2028
+
+    def rewind(self, step: int) -> None:
+        """Take back everything written after `step`, a half-written last line included."""
+        for name in LOGS:
+            path = self.path / name
+            if path.is_file():
+                kept = [line for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if _step(line) <= step]
+                _write(path, "".join(line + "\n" for line in kept))
+
+
+def _resolved(config: Config, path: Path) -> dict[str, Any]:
+    values = config.to_dict()
+    del values["resume"]
+    # The schedule's length as well: going on for more steps must not stretch it.
+    return values | {"run_dir": str(path), "schedule_steps": config.schedule_steps or config.steps}
+
+
+def _is_fresh(path: Path) -> bool:
+    """A folder that holds nothing, or only what a start leaves that was killed before it wrote its config."""
+    return path.is_dir() and all(entry.name == "config.yaml.tmp" for entry in path.iterdir())
+
+
+def _step(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
 
 
 def _new_folder(parent: Path, name: str) -> Path:
