@@ -47,3 +47,12 @@ class TokenWeights:
 
     weight: Tensor  # shape of `credit`; mean 1 over a response, exactly 1 where frozen or padded
     temperature: Tensor  # [B], at least 1
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Some columns of N rows: what the policy thinks of them, and what the reward model would."""
+
+    token_ids: Tensor  # [N, k] int64
+    probability: Tensor  # [N, k] over the whole support
+    advantage: Tensor | None  # [N, k] A_v = u_v - sum p u; 0 where the column has no reward row, None without a reward gradient

@@ -28,6 +28,10 @@ SIGNATURES = {
         {"logits": REQUIRED, "token_ids": REQUIRED, "reward_grad": None, "reward_embedding": None},
         {"reward": None} | OPTIONS | PARALLEL,
     ),
+    "candidate_advantages": (
+        {"hidden": REQUIRED, "weight": REQUIRED, "reward_grad": REQUIRED, "reward_embedding": REQUIRED},
+        {"candidate_ids": None, "top_k": None, "bias": None} | OPTIONS | {"backend": None},
+    ),
     "allocate_weights": (
         {"credit": REQUIRED, "advantage": REQUIRED, "lengths": None},
         {"mask": None, "frozen": None, "ceiling": 4.0, "utility": "advantage", "backend": None},
@@ -63,14 +67,15 @@ def test_records():
     assert names[:4] == ["logprob", "entropy", "logsumexp", "sum_p2"]
     assert isinstance(datc_kernels.TokenCredit.cosine, property)
     assert [f.name for f in dataclasses.fields(datc_kernels.TokenWeights)] == ["weight", "temperature"]
-    for record in (datc_kernels.TokenCredit, datc_kernels.TokenWeights):
+    assert [f.name for f in dataclasses.fields(datc_kernels.Candidates)] == ["token_ids", "probability", "advantage"]
+    for record in (datc_kernels.TokenCredit, datc_kernels.TokenWeights, datc_kernels.Candidates):
         assert record.__dataclass_params__.frozen
 
 
 def test_what_is_exported_exists_and_is_documented():
     for name in datc_kernels.__all__:
         assert getattr(datc_kernels, name).__doc__, name
-    assert set(SIGNATURES) | {"TokenCredit", "TokenWeights"} <= set(datc_kernels.__all__)
+    assert set(SIGNATURES) | {"Candidates", "TokenCredit", "TokenWeights"} <= set(datc_kernels.__all__)
 
 
 def test_annotations_are_types():

@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import torch
 
+from ..candidate_advantages import chunked as candidates_chunked
 from ..linear_credit import chunked
 from ..logits_credit import tiled
 
@@ -25,5 +26,9 @@ def using(variant: str, tile: tuple[int, int] = SMALL_TILE) -> Iterator[str]:
     def small(device: torch.device) -> tuple[int, int]:
         return tile
 
-    with patch.object(chunked, "tile_shape", small), patch.object(tiled, "tile_shape", small):
+    with (
+        patch.object(chunked, "tile_shape", small),
+        patch.object(tiled, "tile_shape", small),
+        patch.object(candidates_chunked, "tile_shape", small),
+    ):
         yield "chunked"

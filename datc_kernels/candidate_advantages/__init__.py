@@ -1,0 +1,1 @@
+from .op import candidate_advantages as candidate_advantages
