@@ -1,40 +1,33 @@
-"""The training loop, top-down: prompts -> rollout -> scored rollout -> credit and weights -> loss -> update."""
+"""A run from its config to its folder. What one step does is in `step.py`."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-from transformers import PreTrainedTokenizerBase, get_constant_schedule_with_warmup
+from transformers import PreTrainedTokenizerBase
 
 from datc_kernels.dispatch import choose
-from datc_train.advantages import group_advantages
 from datc_train.checkpoint import check_room, checkpoints, prune, restore, save_checkpoint
-from datc_train.clock import Clock
 from datc_train.config import Config, config_from
-from datc_train.credit import METHODS
 from datc_train.data import Row, load_prompts, prompt_batch
 from datc_train.evaluate import best_step, evaluate
 from datc_train.interrupt import Interrupted, StopRequest
 from datc_train.metrics import sample_lines, step_metrics
 from datc_train.models import load_policy, load_reward, resolve_device
+from datc_train.optimizer import make_optimizer, make_schedule
 from datc_train.policy import Policy
 from datc_train.progress import StepProgress
 from datc_train.reward import RewardModel
 from datc_train.reward.vocabulary import check_same_vocabulary
 from datc_train.rollout import TransformersSampler
 from datc_train.run_folder import RunFolder, check_run_dir
-from datc_train.score import RewardFunction, check_columns, check_reward, score_rollout
+from datc_train.score import RewardFunction, check_columns, check_reward
+from datc_train.step import Trainer
 from datc_train.summary import summary
 from datc_train.trackers import Trackers, check_trackers
 from datc_train.types import Prompt
-from datc_train.update import reference_logprobs, update
 
 
 def train(
@@ -93,14 +86,14 @@ def _run(
     sampler.encode([*train_prompts, *eval_prompts])  # what cannot be sampled is found before the run's folder exists
     folder = RunFolder(config)
     check_room(folder.path, actor.trainable, config.keep)
-    optimizer = torch.optim.AdamW(actor.trainable, lr=config.learning_rate, weight_decay=config.weight_decay)
-    schedule = _schedule(optimizer, config, folder.schedule_steps)
+    optimizer = make_optimizer(actor.trainable, config)
+    schedule = make_schedule(optimizer, config, folder.schedule_steps)
     done, checkpoint = _go_on(folder, actor, optimizer, schedule)
     if done > config.steps:
         raise ValueError(f"steps: expected at least {done}, which the run in {folder.path} has done, got {config.steps}")
     history, evaluations = folder.lines("metrics.jsonl"), folder.lines("eval.jsonl")
     trackers = Trackers(config, folder.path)
-    table: Tensor | None = None
+    trainer = Trainer(config, actor, reward, sampler, optimizer)
 
     def evaluate_at(step: int) -> bool:
         """Whether this is the best so far."""
@@ -124,51 +117,13 @@ def _run(
         for step in range(done + 1, config.steps + 1):
             if stop.signal is not None:
                 break
-            clock = Clock(actor.device)
-            with _of_step(step), clock("sample"):
-                batch = prompt_batch(train_prompts, step, config.prompts_per_step, config.seed)
-                rollout = sampler.sample(batch, seed=_step_seed(config.seed, step))
-            with _of_step(step), clock("score"):
-                gradient = METHODS[config.method].needs_reward_gradient
-                scored = score_rollout(reward, rollout, actor.tokenizer, sampler.stop_ids, gradient=gradient)
-                if scored.reward_embedding is not None:  # a table of its own device crosses once
-                    table = scored.reward_embedding.to(actor.device) if table is None else table
-                    scored = replace(scored, reward_embedding=table)
-            advantage = group_advantages(scored.score, config.group_size).to(actor.device)
-            reference = None
-            if config.beta > 0:
-                with clock("reference"):
-                    reference = reference_logprobs(actor, rollout, config, sampler.vocab_size)
+            batch = prompt_batch(train_prompts, step, config.prompts_per_step, config.seed)
             learning_rate = float(schedule.get_last_lr()[0])
-            result = update(
-                actor,
-                optimizer,
-                rollout,
-                scored,
-                advantage,
-                reference,
-                config,
-                vocab_size=sampler.vocab_size,
-                step=step,
-                clock=clock,
-                check_sampler=step == done + 1,
-            )
+            one = trainer.step(step, batch, seed=_step_seed(config.seed, step), check_sampler=step == done + 1)
             schedule.step()
-            history.append(
-                step_metrics(
-                    step,
-                    rollout,
-                    scored,
-                    advantage,
-                    result,
-                    clock,
-                    ceiling=config.ceiling,
-                    learning_rate=learning_rate,
-                )
-            )
+            history.append(step_metrics(step, one, ceiling=config.ceiling, learning_rate=learning_rate))
             folder.append("metrics.jsonl", history[-1:])
-            kept = sample_lines(step, rollout, scored, advantage, result, actor.tokenizer, config.samples_per_step)
-            folder.append("samples.jsonl", kept)
+            folder.append("samples.jsonl", sample_lines(step, one, actor.tokenizer, config.samples_per_step))
             trackers.log(history[-1], step)
             progress.step(history[-1])
             last = step == config.steps
@@ -219,31 +174,6 @@ def _sampler(config: Config, actor: Policy, group_size: int) -> TransformersSamp
         max_prompt_tokens=config.max_prompt_tokens,
         chat_template_kwargs=config.chat_template_kwargs,
     )
-
-
-def _schedule(optimizer: torch.optim.Optimizer, config: Config, length: int) -> torch.optim.lr_scheduler.LambdaLR:
-    if config.schedule == "constant":
-        return get_constant_schedule_with_warmup(optimizer, config.warmup_steps)
-    floor, warmup = config.min_learning_rate_ratio, config.warmup_steps
-
-    def factor(step: int) -> float:
-        if step < warmup:
-            return step / warmup
-        progress = min(1.0, (step - warmup) / max(1, length - warmup))
-        return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
-
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-
-
-@contextmanager
-def _of_step(step: int) -> Iterator[None]:
-    """Says in which step a stage failed that does not know its step."""
-    try:
-        yield
-    except (ValueError, RuntimeError) as error:
-        if type(error) not in (ValueError, RuntimeError):  # running out of memory is another thing
-            raise
-        raise type(error)(f"{error}; in step {step}") from error
 
 
 def _step_seed(seed: int, step: int) -> int:

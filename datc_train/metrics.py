@@ -9,18 +9,12 @@ import torch
 
 from datc_kernels import effective_sample_ratio, predicted_gain
 from datc_train.advantages import frac_reward_zero_std
-from datc_train.clock import Clock
-from datc_train.types import Rollout, ScoredRollout
-from datc_train.update import Update
+from datc_train.step import Step
 
 
 def step_metrics(
     step: int,
-    rollout: Rollout,
-    scored: ScoredRollout,
-    advantage: torch.Tensor,
-    result: Update,
-    clock: Clock,
+    one: Step,
     *,
     ceiling: float,
     learning_rate: float,
@@ -31,6 +25,7 @@ def step_metrics(
     reward_std             mean over groups of the population standard deviation of the raw score
     kl                     mean k3 over tokens, to the policy that training started from
     sampler_difference     mean over tokens of |log p of the sampler - log p of the training pass|, same weights
+    grad_norm, update_norm the gradient's norm before clipping, and that of the parameters' change
     length_mean            tokens of a response, whatever the loss masks
     frac_truncated         responses that were cut off
     ess_ratio              mean over responses of (sum w)^2 / (T sum w^2)
@@ -38,6 +33,7 @@ def step_metrics(
     negative_share         share of positions that are not frozen with A d < 0
     predicted_gain         mean over responses of sum (w - 1) A d
     """
+    rollout, scored, advantage, result = one.rollout, one.scored, one.advantage, one.update
     lengths, free = rollout.lengths.to(result.weight.device), ~scored.frozen.to(result.weight.device)
     owner = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
     weight = result.weight
@@ -50,7 +46,7 @@ def step_metrics(
         negative = float((signed[free] < 0).float().mean()) if bool(free.any()) else None
         gain = float(predicted_gain(result.credit, advantage, weight, lengths).mean())
     groups = scored.score.double().view(-1, rollout.group_size)
-    seconds = dict(clock.seconds)
+    seconds = dict(one.clock.seconds)
     total = sum(seconds.values())
     line = {
         "step": step,
@@ -64,6 +60,7 @@ def step_metrics(
         "clip_fraction": result.clip_fraction,
         "sampler_difference": result.sampler_difference,
         "grad_norm": result.grad_norm,
+        "update_norm": result.update_norm,
         "learning_rate": learning_rate,
         "ess_ratio": float(effective_sample_ratio(weight, lengths).mean()),
         "tau_mean": float(result.temperature.mean()),
@@ -79,14 +76,12 @@ def step_metrics(
 
 def sample_lines(
     step: int,
-    rollout: Rollout,
-    scored: ScoredRollout,
-    advantage: torch.Tensor,
-    result: Update,
+    one: Step,
     tokenizer: Any,
     limit: int,
 ) -> list[dict[str, Any]]:
     """The first `limit` responses of a step, token by token, as samples.jsonl keeps them."""
+    rollout, scored, advantage, result = one.rollout, one.scored, one.advantage, one.update
     lines, start = [], 0
     for i, length in enumerate(rollout.lengths.tolist()[:limit]):
         span = slice(start, start + length)

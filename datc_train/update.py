@@ -13,6 +13,7 @@ from datc_train.config import Config
 from datc_train.credit import METHODS, CreditInputs
 from datc_train.losses import LOSSES, count_responses
 from datc_train.micro_batches import MicroBatch, micro_batches
+from datc_train.optimizer import adamw_step_norm
 from datc_train.policy import Policy
 from datc_train.rollout import check_sampler as check_rollout
 from datc_train.types import Rollout, ScoredRollout
@@ -31,6 +32,7 @@ class Update:
     sampler_difference: float | None  # mean |sampler's log-probability - this policy's| where the sampler knew it
     clip_fraction: float
     grad_norm: float
+    update_norm: float  # of the parameters' change
 
 
 def reference_logprobs(policy: Policy, rollout: Rollout, config: Config, vocab_size: int) -> Tensor:
@@ -44,7 +46,7 @@ def reference_logprobs(policy: Policy, rollout: Rollout, config: Config, vocab_s
 
 def update(
     policy: Policy,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.AdamW,
     rollout: Rollout,
     scored: ScoredRollout,
     advantage: Tensor,  # [B]
@@ -122,7 +124,8 @@ def update(
             raise RuntimeError(
                 f"the gradient's norm of step {step} is {grad_norm}; nothing was updated; {_name(rollout, everything)}"
             )
-        if bool(total > 0):  # with nothing left in the loss, momentum and weight decay must not move the weights either
+        moves = bool(total > 0)  # with nothing left in the loss, momentum and weight decay must not move the weights either
+        if moves:
             optimizer.step()
     count = max(1.0, float(tokens))
     return Update(
@@ -135,6 +138,7 @@ def update(
         sampler_difference=_mean_difference(rollout.sampler_logprob, logprob),
         clip_fraction=float(clipped) / count,
         grad_norm=grad_norm,
+        update_norm=float(adamw_step_norm(optimizer)) if moves else 0.0,
     )
 
 

@@ -274,7 +274,7 @@ def test_nothing_of_the_size_of_the_logits_in_training(tmp_path: Path) -> None:
         reference = reference_logprobs(actor, rollout, config, sampler.vocab_size)
         update(
             actor,
-            torch.optim.SGD(actor.trainable, lr=0.0),
+            torch.optim.AdamW(actor.trainable, lr=0.0),
             rollout,
             scored,
             torch.linspace(-1, 1, 8),
