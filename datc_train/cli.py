@@ -7,6 +7,8 @@ import re
 import sys
 import traceback
 import warnings
+from collections.abc import Callable
+from dataclasses import fields
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -16,13 +18,21 @@ from jsonargparse import ArgumentError, ArgumentParser
 
 from datc_train.config import Config
 
-DESCRIPTION = "Train a language model with direction-aware token credit (DATC) or GRPO."
+DESCRIPTION = "Train a language model with direction-aware token credit (DATC) or GRPO, and look at what it did."
 TRAIN_HELP = """Train a policy against a reward model.
 
 Keys come from the recipe given with --config, then from the command line: --key value. A recipe is a YAML file with the
 keys below, or the name of one that comes with the package: {recipes}.
 
 Example: datc train --config quickstart --method grpo --steps 8 --run_dir runs/first
+"""
+
+BENCH_HELP = """Measure what DATC costs over GRPO in this trainer: the same tokens, in turn, medians by phase.
+
+Without --config the recipe overhead_cpu: SmolLM2-135M-Instruct and a reward model of 0.58 of its parameters. Keys of the
+recipe can be overridden as for `datc train`.
+
+Example: datc bench overhead --json overhead.json
 """
 
 
@@ -53,35 +63,78 @@ def _fail(error: Exception, debug: bool) -> None:
 
 
 def _run(argv: list[str]) -> None:
-    parser, train_parser = build_parser()
-    words = _recipe_first([_recipe_path(argv, i) for i in range(len(argv))])
-    arguments = parser.parse_args(words or ["--help"])
-    if arguments.subcommand == "train":
-        values = train_parser.instantiate(arguments.train)
-        given = values.pop("config", None)
-        if not given:
-            raise ValueError(f"--config: expected a recipe, got none; try {' or '.join(recipes())}")
-        from transformers.utils.logging import disable_progress_bar
-
-        from datc_train.loop import train
-
-        disable_progress_bar()
-        # PEFT asks transformers for an attribute that it has renamed; nothing that a user can act on.
-        warnings.filterwarnings("ignore", category=FutureWarning, module="transformers.modeling_utils")
-        train(Config(**vars(values)))
+    parser, commands = build_parser()
+    words = [_recipe_path(argv, i) for i in range(len(argv))]
+    if words[:1] == ["bench"] and not any(word.split("=")[0] in ("--config", "--help", "-h") for word in words):
+        words += ["--config", _packaged("overhead_cpu")]
+    arguments = parser.parse_args(_recipe_first(words) or ["--help"])
+    name = arguments.subcommand
+    COMMANDS[name](commands[name], arguments[name])
 
 
-def build_parser() -> tuple[ArgumentParser, ArgumentParser]:
+def _train(parser: ArgumentParser, arguments: Any) -> None:
+    config = _config(parser, arguments)
+    _quiet()
+    from datc_train.loop import train
+
+    train(config)
+
+
+def _bench(parser: ArgumentParser, arguments: Any) -> None:
+    config = _config(parser, arguments)
+    _quiet()
+    from datc_train.bench import overhead
+
+    result = overhead.measure(config, equal_size=arguments.equal_size, minutes=arguments.minutes, say=print)
+    print(overhead.table(result))
+    if arguments.json is not None:
+        overhead.save(result, Path(arguments.json))
+
+
+COMMANDS: dict[str, Callable[[ArgumentParser, Any], None]] = {"train": _train, "bench": _bench}
+
+
+def build_parser() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
+    """The parser of everything, and those of the commands by name."""
     parser = ArgumentParser(prog="datc", description=DESCRIPTION, exit_on_error=False)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    train_parser = ArgumentParser(
-        description=TRAIN_HELP.format(recipes=", ".join(recipes())), exit_on_error=False, formatter_class=_Help
-    )
-    train_parser.add_argument("--config", action="config", help="a recipe: a YAML file, or the name of one in the package")
-    train_parser.add_class_arguments(Config, fail_untyped=True)
     commands = parser.add_subcommands(required=True)
-    commands.add_subcommand("train", train_parser, help="train a policy against a reward model")
-    return parser, train_parser
+    made: dict[str, ArgumentParser] = {}
+
+    def command(name: str, description: str, short: str) -> ArgumentParser:
+        made[name] = ArgumentParser(description=description, exit_on_error=False, formatter_class=_Help)
+        commands.add_subcommand(name, made[name], help=short)
+        return made[name]
+
+    train = command("train", TRAIN_HELP.format(recipes=", ".join(recipes())), "train a policy against a reward model")
+    _add_config(train)
+    bench = command("bench", BENCH_HELP, "measure what DATC costs over GRPO")
+    bench.add_argument("what", choices=["overhead"], help="overhead: steps of GRPO and DATC on the same tokens, in turn")
+    bench.add_argument("--json", type=str, help="write the result to this file, and a figure beside it")
+    bench.add_argument("--equal-size", action="store_true", help="a reward model as large as the policy")
+    bench.add_argument("--minutes", type=float, default=8.0, help="rounds go on so long; at least three")
+    _add_config(bench)
+    return parser, made
+
+
+def _add_config(parser: ArgumentParser) -> None:
+    parser.add_argument("--config", action="config", help="a recipe: a YAML file, or the name of one in the package")
+    parser.add_class_arguments(Config, fail_untyped=True)
+
+
+def _config(parser: ArgumentParser, arguments: Any) -> Config:
+    if not arguments.config:
+        raise ValueError(f"--config: expected a recipe, got none; try {' or '.join(recipes())}")
+    values = parser.instantiate(arguments)
+    return Config(**{field.name: values[field.name] for field in fields(Config)})
+
+
+def _quiet() -> None:
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    # PEFT asks transformers for an attribute that it has renamed; nothing that a user can act on.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers.modeling_utils")
 
 
 def recipes() -> list[str]:
@@ -111,8 +164,11 @@ def _recipe_path(argv: list[str], index: int) -> str:
     stem = name.removesuffix(".yaml")
     if stem not in recipes():
         raise FileNotFoundError(f"--config: no file {name} and no recipe of that name; recipes are {', '.join(recipes())}")
-    path: Any = files("datc_train.recipes") / f"{stem}.yaml"
-    return word.replace(name, str(path))
+    return word.replace(name, _packaged(stem))
+
+
+def _packaged(recipe: str) -> str:
+    return str(files("datc_train.recipes") / f"{recipe}.yaml")
 
 
 def _check_recipe(path: Path) -> None:

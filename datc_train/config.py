@@ -39,8 +39,9 @@ class Config:
 
     Args:
         policy: the model to train: "quickstart" (SmolLM2-135M-Instruct), "tiny" (random), a folder or a hub name.
-        reward: the reward model: "quickstart", "tiny", a folder or a hub name of a sequence classifier with one label.
-        prompts: what to train on: "quickstart", or a file of JSON lines.
+        reward: the reward model: "quickstart", "tiny", a folder or a hub name of a sequence classifier with one label; to
+            measure time, "untrained-half" and "untrained-full": layers of the quickstart's policy under a random head.
+        prompts: what to train on: "quickstart" ("quickstart-long", to measure time), or a file of JSON lines.
         prompt_column: its column that holds the prompt, as text or as messages.
         eval_prompts: held-out prompts, two samples of each scored before and after training: "quickstart", a file, or null.
         eval_every: scored every so many steps as well; the best checkpoint by it is kept.

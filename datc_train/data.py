@@ -16,6 +16,19 @@ ROLES = ("system", "user", "assistant", "tool")
 Row = str | Prompt | Messages | dict[str, Any]
 
 
+def find_prompts(
+    source: str | os.PathLike[str] | Sequence[Row], column: str = "prompt", *, held_out: bool = False
+) -> list[Prompt]:
+    """`load_prompts`, where a source may also be what comes with the package: "quickstart" or "quickstart-long"."""
+    if isinstance(source, str) and source in ("quickstart", "quickstart-long"):
+        from datc_train import quickstart
+
+        if source == "quickstart-long":
+            return load_prompts(quickstart.long_prompts())
+        return load_prompts(quickstart.heldout_prompts() if held_out else quickstart.train_prompts())
+    return load_prompts(source, column)
+
+
 def load_prompts(source: str | os.PathLike[str] | Sequence[Row], column: str = "prompt") -> list[Prompt]:
     """Prompts from a file of JSON lines (a path), or from a list.
 

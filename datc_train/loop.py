@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from datc_kernels.dispatch import choose
 from datc_train.checkpoint import check_room, checkpoints, prune, restore, save_checkpoint
 from datc_train.config import Config, config_from
-from datc_train.data import Row, load_prompts, prompt_batch
+from datc_train.data import Row, find_prompts, prompt_batch
 from datc_train.evaluate import best_step, evaluate
 from datc_train.interrupt import Interrupted, StopRequest
 from datc_train.metrics import sample_lines, step_metrics
@@ -56,9 +56,9 @@ def train(
     check_run_dir(config)
     check_trackers(config)
     device = resolve_device(config.device)
-    train_prompts = _prompts(config.prompts if prompts is None else prompts, config, held_out=False)
+    train_prompts = find_prompts(config.prompts if prompts is None else prompts, config.prompt_column)
     prompt_batch(train_prompts, 1, config.prompts_per_step, config.seed)  # enough of them?
-    eval_prompts = [] if config.eval_prompts is None else _prompts(config.eval_prompts, config, held_out=True)
+    eval_prompts = [] if config.eval_prompts is None else find_prompts(config.eval_prompts, config.prompt_column, held_out=True)
     eval_prompts = eval_prompts[: config.eval_limit]
     if reward is not None:
         check_reward(reward, config.method)
@@ -152,15 +152,6 @@ def _go_on(folder: RunFolder, actor: Policy, optimizer: Any, schedule: Any) -> t
 
 def _due(every: int | None, step: int) -> bool:
     return every is not None and step % every == 0
-
-
-def _prompts(source: str | Sequence[Row], config: Config, *, held_out: bool) -> list[Prompt]:
-    if source == "quickstart":
-        from datc_train import quickstart
-
-        source = quickstart.heldout_prompts() if held_out else quickstart.train_prompts()
-        return load_prompts(source)
-    return load_prompts(source, config.prompt_column)
 
 
 def _sampler(config: Config, actor: Policy, group_size: int) -> TransformersSampler:

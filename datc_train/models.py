@@ -16,6 +16,8 @@ from datc_train.config import Config
 from datc_train.policy import Policy, check_dropout, take_policy
 from datc_train.reward import RewardModel
 
+REWARDS = ("quickstart", "tiny", "untrained-half", "untrained-full")  # names that are no folder and no hub name
+
 
 def resolve_device(name: str) -> torch.device:
     """ "auto" is a GPU where there is one. Raises ValueError for a device that is not here."""
@@ -66,11 +68,17 @@ def load_reward(config: Config, device: torch.device, policy_tokenizer: PreTrain
     """The reward model of a run, reading the policy's token ids."""
     dtype = getattr(torch, config.dtype)
     options: dict[str, Any] = {"policy_tokenizer": policy_tokenizer, "max_tokens_per_batch": config.reward_batch_tokens}
-    if config.reward in ("quickstart", "tiny"):
+    if config.reward in REWARDS:
         from datc_train import quickstart
 
-        load = quickstart.load_reward_model if config.reward == "quickstart" else quickstart.load_tiny_reward_model
-        model, tokenizer = load(dtype=dtype, device=str(device))
+        match config.reward:
+            case "quickstart":
+                model, tokenizer = quickstart.load_reward_model(dtype=dtype, device=str(device))
+            case "tiny":
+                model, tokenizer = quickstart.load_tiny_reward_model(dtype=dtype, device=str(device))
+            case _:
+                layers = 14 if config.reward == "untrained-half" else None
+                model, tokenizer = quickstart.load_untrained_reward_model(layers, dtype=dtype, device=device)
         return RewardModel(model, tokenizer, **options)
     with _named("reward", config.reward):
         return RewardModel.from_pretrained(config.reward, dtype=dtype, device=device, **options)

@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from datc_train.quickstart.reward_model import load_reward_model
+    from datc_train.quickstart.reward_model import load_reward_model, load_untrained_reward_model
     from datc_train.quickstart.smollm2 import load_policy
     from datc_train.quickstart.tiny import load_tiny_policy, load_tiny_reward_model
 
@@ -20,6 +20,8 @@ __all__ = [
     "load_reward_model",
     "load_tiny_policy",
     "load_tiny_reward_model",
+    "load_untrained_reward_model",
+    "long_prompts",
     "train_prompts",
 ]
 
@@ -34,6 +36,15 @@ def heldout_prompts() -> list[dict[str, Any]]:
     return _rows("heldout.jsonl")
 
 
+def long_prompts() -> list[dict[str, Any]]:
+    """Twelve questions in one, some 200 tokens each: for measuring."""
+    questions = [row["prompt"][0]["content"] for row in train_prompts()]
+    return [
+        {"prompt": [{"role": "user", "content": "Answer these, a sentence each. " + " ".join(questions[at : at + 12])}]}
+        for at in range(0, len(questions) - 11, 12)
+    ]
+
+
 def _rows(name: str) -> list[dict[str, Any]]:
     text = (files(__package__) / "prompts" / name).read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()]
@@ -45,7 +56,7 @@ def __getattr__(name: str) -> Any:
     match name:
         case "load_policy":
             module = "smollm2"
-        case "load_reward_model":
+        case "load_reward_model" | "load_untrained_reward_model":
             module = "reward_model"
         case "load_tiny_policy" | "load_tiny_reward_model":
             module = "tiny"

@@ -42,6 +42,15 @@ def load_reward_model(
     return float32_head(model.to(device, dtype)).eval().requires_grad_(False), AutoTokenizer.from_pretrained(policy_path())
 
 
+def load_untrained_reward_model(
+    layers: int | None = None, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
+) -> tuple[LlamaForSequenceClassification, Any]:
+    """The policy's first `layers` layers (None: all) under a random head, and its tokenizer: for measuring time."""
+    model = backbone(layers or AutoConfig.from_pretrained(policy_path()).num_hidden_layers)
+    model.score.weight.data.normal_(0.0, 0.02, generator=torch.Generator().manual_seed(0))
+    return float32_head(model.to(device, dtype)).eval().requires_grad_(False), AutoTokenizer.from_pretrained(policy_path())
+
+
 def backbone(layers: int) -> LlamaForSequenceClassification:
     """The policy's embeddings, first `layers` layers and final norm in float32 under a score head of zeros."""
     config = AutoConfig.from_pretrained(policy_path(), num_hidden_layers=layers, num_labels=1, dtype="float32")

@@ -1,0 +1,1 @@
+"""What DATC costs over GRPO in this trainer."""
