@@ -83,6 +83,8 @@ class Config:
         keep: so many checkpoints, the newest ones, and the best one by evaluation; null: all.
         trackers: live curves elsewhere, any of tensorboard, wandb, trackio.
         samples_per_step: responses of a step that go to samples.jsonl, token by token.
+        candidates_per_token: so many of the most likely alternatives with each of their tokens, and what credit thinks of
+            them; 0: none.
     """
 
     policy: str = "quickstart"
@@ -129,6 +131,7 @@ class Config:
     keep: int | None = 3
     trackers: list[str] = field(default_factory=list)
     samples_per_step: int = 4
+    candidates_per_token: int = 5
 
     def __post_init__(self) -> None:
         """Raises ValueError that begins with the key, for values that cannot be."""
@@ -145,7 +148,7 @@ class Config:
         for key in ("schedule_steps", "save_every", "keep", "eval_every", "max_prompt_tokens"):
             value = getattr(self, key)
             _require(key, value, value is None or value >= 1, "null or at least 1")
-        for key in ("warmup_steps", "samples_per_step", "seed", "beta", "weight_decay"):
+        for key in ("warmup_steps", "samples_per_step", "candidates_per_token", "seed", "beta", "weight_decay"):
             _require(key, getattr(self, key), getattr(self, key) >= 0, "at least 0")
         _require("seed", self.seed, self.seed < 2**63, "below 2^63")
         for key in ("beta", "weight_decay"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from datc_kernels import effective_sample_ratio, predicted_gain
+from datc_kernels import Candidates, effective_sample_ratio, predicted_gain
 from datc_train.advantages import frac_reward_zero_std
 from datc_train.step import Step
 
@@ -80,7 +80,11 @@ def sample_lines(
     tokenizer: Any,
     limit: int,
 ) -> list[dict[str, Any]]:
-    """The first `limit` responses of a step, token by token, as samples.jsonl keeps them."""
+    """The first `limit` responses of a step, token by token, as samples.jsonl keeps them.
+
+    candidates, candidate_ids, candidate_probability, candidate_advantage [T][k]: the policy's most likely tokens at each
+    position and their A_v; absent where none are asked for, the last null without a reward gradient.
+    """
     rollout, scored, advantage, result = one.rollout, one.scored, one.advantage, one.update
     lines, start = [], 0
     for i, length in enumerate(rollout.lengths.tolist()[:limit]):
@@ -101,6 +105,21 @@ def sample_lines(
                 "weight": result.weight[span].tolist(),
                 "probability": result.logprob[span].exp().tolist(),
                 "frozen": scored.frozen[span].tolist(),
+                **_candidates(result.candidates, span, tokenizer),
             }
         )
     return lines
+
+
+def _candidates(found: Candidates | None, span: slice, tokenizer: Any) -> dict[str, Any]:
+    """Those of one response."""
+    if found is None:
+        return {}
+    ids = found.token_ids[span].tolist()
+    text = {token: tokenizer.decode([token]) for token in {token for row in ids for token in row}}
+    return {
+        "candidates": [[text[token] for token in row] for row in ids],
+        "candidate_ids": ids,
+        "candidate_probability": found.probability[span].tolist(),
+        "candidate_advantage": None if found.advantage is None else found.advantage[span].tolist(),
+    }

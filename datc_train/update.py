@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from datc_kernels import linear_credit
+from datc_kernels import Candidates, linear_credit
+from datc_train.candidates import KeptCandidates
 from datc_train.clock import Clock
 from datc_train.config import Config
 from datc_train.credit import METHODS, CreditInputs
@@ -33,6 +34,7 @@ class Update:
     clip_fraction: float
     grad_norm: float
     update_norm: float  # of the parameters' change
+    candidates: Candidates | None = None  # [M, k] of the M tokens of the responses that are kept
 
 
 def reference_logprobs(policy: Policy, rollout: Rollout, config: Config, vocab_size: int) -> Tensor:
@@ -72,6 +74,7 @@ def update(
     credit_all = torch.zeros(n, device=device) if method.needs_reward_gradient else None
     temperature = torch.ones(len(rollout.lengths), device=device)
     kl_sum, clipped, tokens = (torch.zeros((), device=device) for _ in range(3))
+    kept = KeptCandidates(policy, rollout, scored, config, vocab_size)
     optimizer.zero_grad(set_to_none=True)
     for batch in micro_batches(rollout, config.micro_batch_tokens):
         with clock("update"):
@@ -79,6 +82,9 @@ def update(
         with clock("credit"):
             half = scored if method.needs_reward_gradient else None
             credit = _head(policy, batch, rollout, config, vocab_size, hidden=hidden, scored=half)
+        if kept.k:
+            with clock("candidates"):
+                kept.add(batch, hidden)
         with clock("weights"):
             shared = method.token_advantage(
                 CreditInputs(
@@ -139,6 +145,7 @@ def update(
         clip_fraction=float(clipped) / count,
         grad_norm=grad_norm,
         update_norm=float(adamw_step_norm(optimizer)) if moves else 0.0,
+        candidates=kept.result(),
     )
 
 
