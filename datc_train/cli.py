@@ -27,6 +27,16 @@ keys below, or the name of one that comes with the package: {recipes}.
 Example: datc train --config quickstart --method grpo --steps 8 --run_dir runs/first
 """
 
+DOCTOR_HELP = """Say which kernels run here and why others do not; with --config, whether the run would start: devices, prompts,
+models, tokenizers id by id, stop ids, score head, context, memory. Only configs and tokenizers are loaded. Status 2 if
+something would stop the run.
+
+Example: datc doctor --config quickstart --dry-run
+"""
+EXPORT_HELP = """Merge a run's adapter into its base in float32, write it as one folder, read it back and compare.
+
+Example: datc export runs/first
+"""
 BENCH_HELP = """Measure what DATC costs over GRPO in this trainer: the same tokens, in turn, medians by phase.
 
 Without --config the recipe overhead_cpu: SmolLM2-135M-Instruct and a reward model of 0.58 of its parameters. Keys of the
@@ -91,7 +101,36 @@ def _bench(parser: ArgumentParser, arguments: Any) -> None:
         overhead.save(result, Path(arguments.json))
 
 
-COMMANDS: dict[str, Callable[[ArgumentParser, Any], None]] = {"train": _train, "bench": _bench}
+def _doctor(parser: ArgumentParser, arguments: Any) -> None:
+    config = _config(parser, arguments) if arguments.config else None
+    _quiet()
+    from datc_train import doctor
+
+    if arguments.dry_run and config is None:
+        raise ValueError("--dry-run: expected a recipe with it (--config), got none")
+    wrong = sum(finding.state == "wrong" for finding in doctor.examine(config))
+    if wrong:
+        raise ValueError(f"{wrong} of these would stop the run")
+    if arguments.dry_run:
+        assert config is not None
+        doctor.dry_run(config)
+
+
+def _export(parser: ArgumentParser, arguments: Any) -> None:
+    _quiet()
+    from datc_train.export import export
+
+    out = None if arguments.out is None else Path(arguments.out)
+    folder, difference = export(Path(arguments.run), out, arguments.checkpoint)
+    print(f"{folder}: loads with AutoModelForCausalLM; its log-probabilities differ by {difference:.1e} in the mean")
+
+
+COMMANDS: dict[str, Callable[[ArgumentParser, Any], None]] = {
+    "train": _train,
+    "doctor": _doctor,
+    "export": _export,
+    "bench": _bench,
+}
 
 
 def build_parser() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
@@ -108,6 +147,13 @@ def build_parser() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
 
     train = command("train", TRAIN_HELP.format(recipes=", ".join(recipes())), "train a policy against a reward model")
     _add_config(train)
+    doctor = command("doctor", DOCTOR_HELP, "say what runs here, and whether a recipe would")
+    doctor.add_argument("--dry-run", action="store_true", help="load everything and take one small step; nothing is written")
+    _add_config(doctor)
+    export = command("export", EXPORT_HELP, "merge a run's adapter into its base")
+    export.add_argument("run", type=str, help="the run's folder")
+    export.add_argument("--out", type=str, help="folder to make; default: export in the run's folder")
+    export.add_argument("--checkpoint", type=str, default="last", help="last, best (by evaluation), or a step")
     bench = command("bench", BENCH_HELP, "measure what DATC costs over GRPO")
     bench.add_argument("what", choices=["overhead"], help="overhead: steps of GRPO and DATC on the same tokens, in turn")
     bench.add_argument("--json", type=str, help="write the result to this file, and a figure beside it")

@@ -64,6 +64,11 @@ def load_policy(
     return take_policy(model, tokenizer, starts_at_base=starts_at_base, reference=config.beta > 0)
 
 
+def load_base(config: Config, dtype: torch.dtype) -> Any:
+    """The model that a run's adapter sits on, without one, on the CPU."""
+    return _load_causal(config.policy, dtype, torch.device("cpu"))[0]
+
+
 def load_reward(config: Config, device: torch.device, policy_tokenizer: PreTrainedTokenizerBase) -> RewardModel:
     """The reward model of a run, reading the policy's token ids."""
     dtype = getattr(torch, config.dtype)

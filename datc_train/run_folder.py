@@ -73,9 +73,7 @@ class RunFolder:
             file.write(text)
 
     def lines(self, name: str) -> list[dict[str, Any]]:
-        path = self.path / name
-        text = path.read_text(encoding="utf-8") if path.is_file() else ""
-        return [json.loads(line) for line in text.split("\n") if line]  # not splitlines: text may hold U+2028
+        return read_lines(self.path / name)
 
     def rewind(self, step: int) -> None:
         """Take back everything written after `step`, a half-written last line included."""
@@ -84,6 +82,12 @@ class RunFolder:
             if path.is_file():
                 kept = [line for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if _step(line) <= step]
                 _write(path, "".join(line + "\n" for line in kept))
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """A file of JSON lines; none where there is no such file."""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    return [json.loads(line) for line in text.split("\n") if line]  # not splitlines: text may hold U+2028
 
 
 def _resolved(config: Config, path: Path) -> dict[str, Any]:

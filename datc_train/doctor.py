@@ -1,0 +1,305 @@
+"""`datc doctor`: what runs here, and whether a recipe would, before anything big loads.
+
+Models are read as their config and their tokenizer only; parameters are counted on torch's meta device.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from datc_kernels.dispatch import KNOWN, choose, missing_backends
+from datc_train.config import Config
+from datc_train.data import find_prompts, prompt_batch
+from datc_train.models import REWARDS, resolve_device
+from datc_train.reward.vocabulary import check_same_vocabulary
+from datc_train.run_folder import check_run_dir
+from datc_train.trackers import check_trackers
+from datc_train.types import Prompt
+
+PACKAGES = ("torch", "triton", "transformers", "peft", "accelerate", "trl", "vllm")
+_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class Finding:
+    name: str
+    state: str  # "ok", "note" or "wrong"
+    text: str
+
+
+class Report:
+    """Findings in the order they are made; each is said at once."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.findings: list[Finding] = []
+        self._say = say
+
+    def add(self, name: str, text: str, state: str = "ok") -> None:
+        self.findings.append(Finding(name, state, text))
+        self._say(f"{state:<6}{name:<19}{text}")
+
+    @contextmanager
+    def check(self, name: str) -> Iterator[None]:
+        """What is raised inside becomes a finding."""
+        try:
+            yield
+        except (ValueError, OSError, RuntimeError, ImportError) as error:
+            self.add(name, " ".join(str(error).split()), "wrong")
+
+    @property
+    def wrong(self) -> int:
+        return sum(finding.state == "wrong" for finding in self.findings)
+
+
+def examine(config: Config | None, *, say: Callable[[str], None] = print) -> list[Finding]:
+    """Look at this machine and, with a config, at everything a run of it would need."""
+    report = Report(say)
+    _machine(report)
+    if config is not None:
+        _run(report, config)
+    return report.findings
+
+
+def dry_run(config: Config, *, say: Callable[[str], None] = print) -> None:
+    """Load everything and take one step on one prompt with two short responses; nothing is written.
+
+    Raises what a run would raise.
+    """
+    from datc_train.bench.memory import peak_memory
+    from datc_train.models import load_policy, load_reward
+    from datc_train.optimizer import make_optimizer
+    from datc_train.rollout import TransformersSampler
+    from datc_train.step import Trainer
+
+    config = replace(config, group_size=2, max_new_tokens=min(config.max_new_tokens, 16))
+    device = resolve_device(config.device)
+    with peak_memory(device) as peak:
+        actor = load_policy(config, device)
+        reward_device = device if config.reward_device is None else resolve_device(config.reward_device)
+        reward = load_reward(config, reward_device, actor.tokenizer)
+        sampler = TransformersSampler(
+            actor.model,
+            actor.tokenizer,
+            group_size=2,
+            max_new_tokens=config.max_new_tokens,
+            temperature=config.temperature,
+            max_prompt_tokens=config.max_prompt_tokens,
+            chat_template_kwargs=config.chat_template_kwargs,
+        )
+        prompts = prompt_batch(find_prompts(config.prompts, config.prompt_column), 1, 1, config.seed)
+        trainer = Trainer(config, actor, reward, sampler, make_optimizer(actor.trainable, config))
+        one = trainer.step(1, prompts, seed=config.seed, check_sampler=True)
+    seconds = ", ".join(f"{phase} {value:.2f} s" for phase, value in one.clock.seconds.items())
+    memory = f"; {peak.bytes / 2**30:.2f} GiB at its peak" if peak.bytes else ""
+    report = Report(say)
+    report.add("dry run", f"a step on one prompt, two responses of up to {config.max_new_tokens} tokens: {seconds}{memory}")
+    report.add("sampler", f"mean difference of its log-probabilities to training's: {one.update.sampler_difference:.1e}")
+
+
+def _machine(report: Report) -> None:
+    found = [f"{name} {_version(name)}" for name in PACKAGES if _version(name)]
+    report.add("python", f"{platform.python_version()}, {', '.join(found)}")
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        report.add("devices", ", ".join(names))
+    else:
+        report.add("devices", f"no GPU; CPU with {torch.get_num_threads()} threads")
+    missing = missing_backends()
+    for name in KNOWN:
+        report.add(f"backend {name}", missing.get(name, "runs here"), "note" if name in missing else "ok")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _run(report: Report, config: Config) -> None:
+    with report.check("run_dir"):
+        check_run_dir(config)
+    with report.check("trackers"):
+        check_trackers(config)
+    with report.check("device"):
+        device = resolve_device(config.device)
+        report.add("device", f"{device}, kernels by {choose(config.backend, device)}")
+    prompts: list[Prompt] = []
+    with report.check("prompts"):
+        prompts = find_prompts(config.prompts, config.prompt_column)
+        prompt_batch(prompts, 1, config.prompts_per_step, config.seed)
+        report.add("prompts", f"{len(prompts)} from {config.prompts}")
+    policy = tokenizer = reward = None
+    with report.check("policy"):
+        policy, tokenizer = _outline(config.policy, "policy")
+        _policy(report, config, policy, tokenizer, prompts)
+    with report.check("reward"):
+        reward, reward_tokenizer = _outline(config.reward, "reward")
+        _reward(report, config, reward)
+        if tokenizer is not None:
+            check_same_vocabulary(tokenizer, reward_tokenizer)
+            report.add("vocabularies", "the policy's and the reward model's are the same, id by id")
+    if policy is not None and reward is not None:
+        _memory(report, config, policy, reward)
+
+
+def _outline(name: str, key: str) -> tuple[Any, Any]:
+    """The model of a config key on the meta device, and its tokenizer."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+    from datc_train import quickstart
+
+    if name == "tiny":
+        return quickstart.load_tiny_policy() if key == "policy" else quickstart.load_tiny_reward_model()
+    layers = None
+    if name == "quickstart" or (key == "reward" and name in REWARDS):
+        from datc_train.quickstart.smollm2 import policy_path
+
+        layers = None if key == "policy" or name == "untrained-full" else 14
+        name = str(policy_path())
+    try:
+        settings = AutoConfig.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{key}: expected quickstart, tiny, a folder or a hub name, got {name!r}: {error}") from error
+    if layers is not None:
+        settings.num_hidden_layers = layers
+    if (key == "reward" and layers is not None) or (key == "reward" and name == "untrained-full"):
+        settings.num_labels = 1
+    kind = AutoModelForCausalLM if key == "policy" else AutoModelForSequenceClassification
+    with torch.device("meta"):
+        model = kind.from_config(settings)
+    return model, tokenizer
+
+
+def _policy(report: Report, config: Config, model: Any, tokenizer: Any, prompts: list[Prompt]) -> None:
+    from datc_train.rollout.encode import encode_prompts, stop_token_ids, support_size
+
+    settings = model.config.get_text_config()
+    report.add("policy", _described(model))
+    support, columns = support_size(model, tokenizer), settings.vocab_size
+    report.add("tokenizer", f"{support} ids for {columns} columns; columns beyond the ids are never sampled")
+    stops = stop_token_ids(model, tokenizer)
+    named = ", ".join(f"{i} {tokenizer.convert_ids_to_tokens(i)!r}" for i in stops)
+    report.add("stop ids", named or "none found", "ok" if stops else "wrong")
+    report.add("pad id", f"{tokenizer.pad_token_id} {tokenizer.pad_token!r} (not needed: lengths come from the stop ids)")
+    if prompts:
+        rows = encode_prompts(
+            tokenizer,
+            prompts,
+            max_prompt_tokens=config.max_prompt_tokens,
+            chat_template_kwargs=config.chat_template_kwargs,
+        )
+        longest, context = max(map(len, rows)), getattr(settings, "max_position_embeddings", None)
+        fits = context is None or longest + config.max_new_tokens <= context
+        text = f"longest prompt {longest} tokens + max_new_tokens {config.max_new_tokens} in a context of {context}"
+        report.add("context", text, "ok" if fits else "wrong")
+
+
+def _reward(report: Report, config: Config, model: Any) -> None:
+    labels = model.config.num_labels
+    if labels != 1:
+        raise ValueError(f"reward: expected num_labels=1, got {labels}")
+    report.add("reward", _described(model))
+    if config.reward in REWARDS:
+        report.add("score head", "comes with the package")
+        return
+    stored = _stored_names(Path(config.reward))
+    if stored is None:
+        report.add("score head", "not looked for: the weights are not in a local folder", "note")
+    elif any(name.split(".")[-2:] == ["score", "weight"] for name in stored):
+        report.add("score head", "is in the checkpoint")
+    else:
+        report.add("score head", "the checkpoint has none: it would be random", "wrong")
+
+
+def _stored_names(folder: Path) -> set[str] | None:
+    """Names of the tensors in a local checkpoint, from its headers; None where there are no safetensors."""
+    from safetensors import safe_open
+
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+    if not (folder / "model.safetensors").is_file():
+        return None
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        return set(file.keys())
+
+
+def _memory(report: Report, config: Config, policy: Any, reward: Any) -> None:
+    """GiB of what stays, and of the largest passing thing of each stage; an estimate within about a third."""
+    size = _SIZES[config.dtype]
+    p, r = (sum(x.numel() for x in model.parameters()) for model in (policy, reward))
+    settings = policy.config.get_text_config()
+    layers, hidden = settings.num_hidden_layers, settings.hidden_size
+    if config.lora is None:
+        trainable, stays = p, p * size * (4 + (config.beta > 0))  # weights, gradient, two moments; reference
+    else:
+        trainable = _lora_parameters(policy, config)
+        stays = p * size + trainable * 16
+    kv_width = getattr(settings, "num_key_value_heads", settings.num_attention_heads) * (
+        getattr(settings, "head_dim", None) or hidden // settings.num_attention_heads
+    )
+    rows = min(config.sample_batch_size, config.prompts_per_step * config.group_size)
+    cache = 2 * layers * kv_width * size * rows * (config.max_new_tokens + 256)
+    width = getattr(settings, "intermediate_size", 4 * hidden)
+    tokens = config.micro_batch_tokens
+    layer = tokens * (6 * hidden + 4 * width) * size
+    activations = tokens * hidden * layers * size + 2 * layer if config.gradient_checkpointing else layers * layer
+    table = reward.get_input_embeddings().weight.numel() * size if config.method != "grpo" else 0
+    need = stays + r * size + max(cache, activations) + table
+    gib = 2**30
+    report.add(
+        "memory",
+        f"about {need / gib:.1f} GiB: policy, optimizer and reference {stays / gib:.1f} ({trainable / 1e6:.0f}M trainable), "
+        f"reward model {r * size / gib:.1f}, sampling cache {cache / gib:.1f}, activations of an update {activations / gib:.1f}",
+    )
+    device = torch.device("cuda" if config.device == "auto" and torch.cuda.is_available() else "cpu")
+    free = torch.cuda.mem_get_info()[0] if device.type == "cuda" else _free_ram()
+    if free is not None:
+        report.add("free memory", f"{free / gib:.1f} GiB on {device}", "ok" if free > need else "note")
+    room = shutil.disk_usage(Path(config.run_dir).parent if config.run_dir and Path(config.run_dir).parent.is_dir() else ".").free
+    checkpoint = 3 * trainable * 4
+    report.add(
+        "disk",
+        f"{room / gib:.1f} GiB free, a checkpoint takes about {checkpoint / gib:.2f}",
+        "ok" if room > 5 * checkpoint else "wrong",
+    )
+
+
+def _lora_parameters(model: Any, config: Config) -> int:
+    assert config.lora is not None
+    targets = config.lora.target_modules
+    names = [targets] if isinstance(targets, str) and targets != "all-linear" else targets
+    total = 0
+    for name, module in model.named_modules():
+        if not isinstance(module, torch.nn.Linear) or name.endswith("lm_head"):
+            continue
+        if names == "all-linear" or name.split(".")[-1] in names:
+            total += config.lora.r * (module.in_features + module.out_features)
+    return total
+
+
+def _free_ram() -> int | None:
+    info = Path("/proc/meminfo")
+    if not info.is_file():
+        return None
+    line = next(line for line in info.read_text().splitlines() if line.startswith("MemAvailable"))
+    return int(line.split()[1]) * 1024
+
+
+def _described(model: Any) -> str:
+    settings = model.config.get_text_config()
+    millions = sum(p.numel() for p in model.parameters()) / 1e6
+    layers, hidden = settings.num_hidden_layers, settings.hidden_size
+    return f"{type(model).__name__}, {millions:.0f}M parameters, {layers} layers, hidden {hidden}"
