@@ -44,6 +44,16 @@ recipe can be overridden as for `datc train`.
 
 Example: datc bench overhead --json overhead.json
 """
+REPORT_HELP = """Show what a run did: one page, report.html, that asks for nothing from the network.
+
+Curves with their moving averages, what every phase of a step cost, and responses token by token: weight by colour; credit,
+probability and the best alternatives at the pointer. Several runs become one page: methods side by side, runs that differ by
+their seed only as one curve with a band. Every figure lies beside the page as figures/*.png. A run that still goes on can be
+looked at too.
+
+Examples: datc report runs/first
+          datc report runs/grpo-* runs/datc-* --out compare/report.html
+"""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -125,8 +135,15 @@ def _export(parser: ArgumentParser, arguments: Any) -> None:
     print(f"{folder}: loads with AutoModelForCausalLM; its log-probabilities differ by {difference:.1e} in the mean")
 
 
+def _report(parser: ArgumentParser, arguments: Any) -> None:
+    from datc_train.report import write_report
+
+    print(write_report(arguments.runs, arguments.out))
+
+
 COMMANDS: dict[str, Callable[[ArgumentParser, Any], None]] = {
     "train": _train,
+    "report": _report,
     "doctor": _doctor,
     "export": _export,
     "bench": _bench,
@@ -135,7 +152,8 @@ COMMANDS: dict[str, Callable[[ArgumentParser, Any], None]] = {
 
 def build_parser() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
     """The parser of everything, and those of the commands by name."""
-    parser = ArgumentParser(prog="datc", description=DESCRIPTION, exit_on_error=False)
+    # Commands take over the formatter of this one.
+    parser = ArgumentParser(prog="datc", description=DESCRIPTION, exit_on_error=False, formatter_class=_Help)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subcommands(required=True)
     made: dict[str, ArgumentParser] = {}
@@ -147,6 +165,11 @@ def build_parser() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
 
     train = command("train", TRAIN_HELP.format(recipes=", ".join(recipes())), "train a policy against a reward model")
     _add_config(train)
+    report = command("report", REPORT_HELP, "one page with what a run did, or several side by side")
+    report.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder")
+    report.add_argument(
+        "--out", type=str, help="the page; default: report.html in the run's folder, for several runs in this one"
+    )
     doctor = command("doctor", DOCTOR_HELP, "say what runs here, and whether a recipe would")
     doctor.add_argument("--dry-run", action="store_true", help="load everything and take one small step; nothing is written")
     _add_config(doctor)

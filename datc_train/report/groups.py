@@ -44,13 +44,13 @@ def group_runs(runs: list[Run]) -> list[Group]:
         same = [run for run in runs if run.method == method]
         keys = sorted({key for run in same for key in run.config} - _NOT_COMPARED - {"method"})
         varied = [key for key in keys if any(run.config.get(key) != same[0].config.get(key) for run in same)]
-        labels: dict[str, list[Run]] = {}
+        alike: dict[str, list[Run]] = {}
         for run in same:
-            settings = ", ".join(f"{key} {run.config.get(key)}" for key in varied)
-            labels.setdefault(f"{method} ({settings})" if settings else method, []).append(run)
-        for label, members in labels.items():
-            members.sort(key=lambda run: (str(run.config.get("seed")), run.name))
-            found.append(Group(label, tuple(members), len(found)))
+            alike.setdefault(repr([run.config.get(key) for key in varied]), []).append(run)
+        for members in alike.values():
+            members.sort(key=lambda run: (run.seed, run.name))
+            settings = ", ".join(f"{key} {members[0].config.get(key)!s:.24}" for key in varied)
+            found.append(Group(f"{method} ({settings})" if settings else method, tuple(members), len(found)))
     return found
 
 

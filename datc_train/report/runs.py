@@ -48,6 +48,11 @@ class Run:
         return str(self.config.get("method", "unknown"))
 
     @property
+    def seed(self) -> int:
+        seed = self.config.get("seed", 0)
+        return seed if isinstance(seed, int) else 0
+
+    @property
     def steps(self) -> np.ndarray:
         """[n] steps done."""
         return np.array([line["step"] for line in self.metrics], dtype=np.int64)
