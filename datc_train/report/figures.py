@@ -64,12 +64,12 @@ def draw_figures(groups: list[Group]) -> tuple[list[Plot], list[str]]:
         else:
             missing.append(f"{metric.title}: not measured" + (" (beta is 0)" if metric.key == "kl" else "") + ".")
     runs = [run for group in groups for run in group.runs if run.metrics]
-    if not runs:
-        return plots, missing
-    if len(runs) == 1:
+    timed = any(run.phases for run in runs)
+    if len(runs) == 1 and timed:
         plots += [_phases(runs[0]), _phases_total(runs[0])]
-    else:
-        plots += [_phases_compared(groups), _time_compared(groups), _methods(groups)]
+    elif len(runs) > 1:
+        plots += [_phases_compared(groups), _time_compared(groups)] if timed else []
+        plots.append(_methods(groups))
     return plots, missing
 
 
@@ -139,7 +139,7 @@ def _curve(metric: _Metric, groups: list[Group], bands: list[Band]) -> Plot:
 
 
 def _curve_caption(metric: _Metric, groups: list[Group], bands: list[Band], evaluated: bool) -> str:
-    windows = sorted({b.window for b in bands if len(b.steps) > 1})
+    windows = sorted({b.window for b in bands if b.window > 1})
     parts = [metric.meaning]
     if windows:
         parts.append(f"Thick: moving average over the last {' or '.join(map(str, windows))} steps; thin: each step.")
@@ -269,9 +269,10 @@ def _time_compared(groups: list[Group]) -> Plot:
 
 
 def last_quarter(run: Run) -> float:
-    """Mean reward of the last quarter of the steps (at least one step)."""
+    """Mean reward of the last quarter of the steps (at least one step); NaN where there is none."""
     values = run.values("reward_mean")
-    return float(np.mean(values[-max(1, len(values) // 4) :]))
+    values = values[~np.isnan(values)]
+    return float(np.mean(values[-max(1, len(values) // 4) :])) if len(values) else float("nan")
 
 
 def _methods(groups: list[Group]) -> Plot:

@@ -97,8 +97,8 @@ def _last_message(prompt: str) -> str:
     messages = json.loads(prompt)
     try:
         return str(messages[-1]["content"])
-    except (TypeError, LookupError):
-        return str(messages)
+    except (TypeError, LookupError):  # not chat messages
+        return "" if messages is None else str(messages)
 
 
 def make_panel(line: dict[str, Any], run: Run, label: str) -> Panel:

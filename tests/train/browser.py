@@ -1,4 +1,4 @@
-"""A real browser for tests: Chromium without a window, spoken to over a pair of pipes (its DevTools protocol), no package needed."""
+"""A real browser for tests: Chromium without a window, spoken to over a pair of pipes, no package needed."""
 
 from __future__ import annotations
 
