@@ -91,6 +91,15 @@ def _title(figure: Figure, title: str) -> None:
         figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
 
 
+def _not_too_close(axes: Axes) -> None:
+    """A thousandth of the values' size is the least that the axis spans: rounding is not to look like an event."""
+    low, high = axes.get_ylim()
+    least = 1e-3 * max(abs(low), abs(high))
+    if high - low < least:
+        axes.set_ylim((low + high - least) / 2, (low + high + least) / 2)
+    axes.ticklabel_format(axis="y", useOffset=False)
+
+
 def _whole_steps(axes: Axes) -> None:
     low, high = axes.get_xlim()
     if high - low < 1:  # one step
@@ -130,6 +139,7 @@ def _curve(metric: _Metric, groups: list[Group], bands: list[Band]) -> Plot:
             if evaluated:
                 _evaluations(axes, group)
         axes.set_ylabel(metric.unit)
+        _not_too_close(axes)
         axes.margins(x=0.02)
         _whole_steps(axes)
         if len(groups) > 1 or evaluated:

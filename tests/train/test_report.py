@@ -57,6 +57,20 @@ def test_a_band_is_that_of_the_moving_averages_over_common_steps(tmp_path: Path)
     np.testing.assert_allclose(got.high, middle + 1)
 
 
+def test_rounding_does_not_look_like_an_event() -> None:
+    """The effective sample size of GRPO is 1 up to rounding: its axis spans a thousandth of it, without an offset."""
+    from matplotlib.figure import Figure
+
+    from datc_train.report.figures import _not_too_close
+
+    axes = Figure().subplots()
+    axes.plot([1, 2, 3], [1.0, 1.0 + 1e-16, 1.0 - 2e-16])
+    _not_too_close(axes)
+    low, high = axes.get_ylim()
+    assert low < 0.9996
+    assert high > 1.0004
+
+
 def test_groups_are_methods_and_whatever_else_differs_but_the_seed(tmp_path: Path) -> None:
     runs = [
         read_run(make_run(tmp_path / "a", steps=1, method="datc", learning_rate=1e-3, seed=1)),

@@ -81,5 +81,5 @@
     });
   }
   addEventListener("keydown", (event) => event.key === "Escape" && hide());
-  addEventListener("scroll", () => shown && place(shown), { passive: true });
+  addEventListener("scroll", () => shown && place(shown), { passive: true, capture: true });
 })();
