@@ -1,7 +1,7 @@
 """Colours of the figures, and a matplotlib figure as inline SVG that follows the page's light or dark scheme.
 
 Figures are drawn in the light palette. In the SVG every colour of it becomes a CSS variable of the same name, whose dark value
-`PAGE_CSS` holds; a PNG keeps the light one. The series are Okabe and Ito's colours (told apart by the colour-blind), dash
+`page_css` holds; a PNG keeps the light one. The series are Okabe and Ito's colours (told apart by the colour-blind), dash
 patterns say the same a second time.
 """
 
