@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..dispatch import choose
+from ..dispatch import choose, require_triton
 from ..logit_transform import compute_dtype
 from ..types import TokenWeights
 from . import reference, segmented
@@ -45,7 +45,7 @@ def allocate_weights(
         mask: True at tokens, False at padding, [B, T] bool; None with credit [B, T]: no padding.
         frozen: True where the weight stays 1, bool in the shape of credit.
         ceiling: lambda, at least 1. utility: "advantage" or "sign".
-        backend: None, "reference" or "chunked".
+        backend: None, "reference", "chunked" or "triton" (float32 inside; the others use float64).
 
     Returns:
         TokenWeights: weight in credit's shape and temperature [B], float32 (float64 for float64 credit).
@@ -90,7 +90,13 @@ def allocate_weights(
         checks.fail("utility", '"advantage" or "sign"', repr(utility))
     flat = None if frozen is None else frozen.reshape(-1)
     weight, temperature = torch.ops.datc.allocate_weights(
-        credit.detach().reshape(-1), advantage.detach(), lengths, flat, float(ceiling), utility, choose(backend, device)
+        credit.detach().reshape(-1),
+        advantage.detach(),
+        lengths,
+        flat,
+        float(ceiling),
+        utility,
+        choose(backend, device, credit.dtype),
     )
     return TokenWeights(weight.view(credit.shape), temperature)
 
@@ -116,7 +122,14 @@ def _op(
 ) -> tuple[Tensor, Tensor]:
     if lengths.device.type == "cpu" and (bool((lengths < 0).any()) or int(lengths.sum()) != credit.shape[0]):
         checks.fail("lengths", f"non-negative numbers that sum to N = {credit.shape[0]}", f"{lengths.tolist()[:8]}...")
-    weight, temperature = _BACKENDS[backend](credit.contiguous(), advantage, lengths.to(torch.int64), frozen, ceiling, utility)
+    if backend == "triton":
+        require_triton(credit.device)
+        from . import triton_backend
+
+        allocate = triton_backend.allocate
+    else:
+        allocate = _BACKENDS[backend]
+    weight, temperature = allocate(credit.contiguous(), advantage, lengths.to(torch.int64), frozen, ceiling, utility)
     dtype = compute_dtype(credit)
     return weight.to(dtype), temperature.to(dtype)
 

@@ -6,6 +6,8 @@ Extra memory: a few tiles of `products.tile_shape`, [N] states and, in the backw
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -36,16 +38,40 @@ def _to_logits(raw: Tensor, bias: Tensor | None, transform: LogitTransform, lo: 
     return transform.apply_(raw if bias is None else raw.add_(bias[lo:hi].to(raw.dtype)))
 
 
+def tile_gradient(
+    raw: Tensor,  # [n, c], what the head gives before its bias; overwritten
+    lo: int,  # its first column
+    token_ids: Tensor,  # [n]
+    ignore_index: int,
+    incoming: Tensor,  # [n]
+    logprob: Tensor,  # [n]
+    stats: Tensor,  # [5 or more, n]
+    transform: LogitTransform,
+    bias: Tensor | None,  # [c]
+    dtype: torch.dtype,
+) -> Tensor:
+    """Gradient of sum(incoming * logprob) with respect to raw, [n, c] in `dtype`; zeros in ignored rows."""
+    z = transform.apply_(raw if bias is None else raw.add_(bias.to(raw.dtype)))
+    grad_z = logprob_gradient(z, lo, token_ids, incoming, logprob, stats)
+    return transform.chain_(grad_z, z).masked_fill_((token_ids == ignore_index)[:, None], 0.0).to(dtype)
+
+
 def backward(
-    x: LinearInputs, grad_logprob: Tensor, logprob: Tensor, stats: Tensor, needs: tuple[bool, bool, bool]
+    x: LinearInputs,
+    grad_logprob: Tensor,
+    logprob: Tensor,
+    stats: Tensor,
+    needs: tuple[bool, bool, bool],
+    gradient_of: Callable[..., Tensor] = tile_gradient,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of hidden, weight and bias; probabilities are computed again, tile by tile.
 
-    Sums run over tiles in a fixed order in the compute dtype and are cast once.
+    Sums run over tiles in a fixed order in the compute dtype and are cast once. `gradient_of` is what happens to a tile between
+    its products.
     """
     (n, width), dtype, device = x.hidden.shape, x.dtype, x.hidden.device
     rows, columns = tile_shape(device)
-    incoming, skip = grad_logprob.to(dtype), x.ignored[:, None]
+    incoming = grad_logprob.to(dtype)
     grad_hidden = torch.zeros(n, width, dtype=dtype, device=device) if needs[0] else None
     grad_weight = torch.zeros_like(x.weight, memory_format=torch.contiguous_format) if needs[1] else None
     grad_bias = torch.zeros_like(x.bias) if needs[2] and x.bias is not None else None
@@ -53,15 +79,24 @@ def backward(
     # Per block of rows: its logits, its share of `transform`, and its hidden states with the ignored rows blanked, since
     # zero times a NaN that lies in one would spoil the weight's gradient.
     parts = [(slice(a, b), product_tile(x.hidden[a:b], x.weight, space), x.transform.rows(a, b)) for a, b in blocks(n, rows)]
-    clean = operand(x.hidden.masked_fill(skip, 0.0), x.weight, dtype) if needs[1] else None
+    clean = operand(x.hidden.masked_fill(x.ignored[:, None], 0.0), x.weight, dtype) if needs[1] else None
     for lo, hi in blocks(x.support.vocab_size, columns):
         weight = operand(x.weight[lo:hi], x.hidden, dtype)
         weight_sum = torch.zeros(hi - lo, width, dtype=dtype, device=device) if needs[1] else None
         bias_sum = torch.zeros(hi - lo, dtype=dtype, device=device) if grad_bias is not None else None
         for row, raw, transform in parts:
-            z = _to_logits(raw(lo, hi), x.bias, transform, lo, hi)
-            grad_z = logprob_gradient(z, lo, x.token_ids[row], incoming[row], logprob[row], stats[:, row])
-            grad_raw = transform.chain_(grad_z, z).masked_fill_(skip[row], 0.0)
+            grad_raw = gradient_of(
+                raw(lo, hi),
+                lo,
+                x.token_ids[row],
+                x.support.ignore_index,
+                incoming[row],
+                logprob[row],
+                stats[:, row],
+                transform,
+                None if x.bias is None else x.bias[lo:hi],
+                weight.dtype if bias_sum is None else dtype,
+            )
             factor = grad_raw.to(weight.dtype)
             if grad_hidden is not None:
                 grad_hidden[row] += product(factor, weight, dtype)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 from torch import Tensor
 
 from .. import checks
-from ..dispatch import choose
+from ..dispatch import choose, require_triton
 from ..finalise import REWARD_STATS, STATS, Support
 from ..logit_transform import LogitTransform, compute_dtype
 from ..reward_half import check_reward, check_single_process, to_token_credit
@@ -14,7 +16,15 @@ from ..types import TokenCredit
 from . import chunked, reference
 from .inputs import LinearInputs
 
-_BACKENDS = {"reference": reference, "chunked": chunked}
+
+def _implementation(backend: str, device: torch.device) -> ModuleType:
+    """The module that runs a backend; Triton is imported only where it runs."""
+    if backend == "triton":
+        require_triton(device)
+        from . import triton_backend
+
+        return triton_backend
+    return {"reference": reference, "chunked": chunked}[backend]
 
 
 def linear_credit(
@@ -53,7 +63,7 @@ def linear_credit(
         softcap: soft-cap of the logits (Gemma), before the temperature. logit_scale: factor on the raw logits (Cohere, Granite).
         vocab_size: columns of the support; padded columns beyond it do not exist. None: all of them.
         process_group, vocab_start: vocabulary-parallel heads; not in this version (RuntimeError).
-        backend: None, "reference" or "chunked".
+        backend: None, "reference", "chunked" or "triton" (the fused kernel: CUDA from compute capability 8.0, float32 results).
 
     Returns:
         TokenCredit: fields [N] in float32 (float64 with float64 inputs). `logprob` is differentiable with respect to hidden,
@@ -104,7 +114,7 @@ def linear_credit(
         None if softcap is None else checks.check_positive("softcap", softcap),
         support,
         checks.check_ignore_index(ignore_index),
-        choose(backend, device),
+        choose(backend, device, compute_dtype(hidden, weight, reward_grad, reward_embedding)),
     )
     return to_token_credit(logprob, stats)
 
@@ -132,7 +142,7 @@ def _forward_op(
     support = Support(vocab_size, rewarded, ignore_index)
     inputs = LinearInputs(hidden, weight, token_ids, bias, transform, support, reward_grad, reward_embedding)
     with torch.autocast(hidden.device.type, enabled=False):
-        return _BACKENDS[backend].forward(inputs)
+        return _implementation(backend, hidden.device).forward(inputs)
 
 
 @_forward_op.register_fake
@@ -174,7 +184,7 @@ def _backward_op(
     with torch.autocast(hidden.device.type, enabled=False):
         # A float64 reward gradient makes the forward's results float64, but not the gradients of float32 inputs.
         saved = logprob.to(inputs.dtype), stats.to(inputs.dtype)
-        grads = _BACKENDS[backend].backward(inputs, grad_logprob, *saved, (needs[0], needs[1], needs[2]))
+        grads = _implementation(backend, hidden.device).backward(inputs, grad_logprob, *saved, (needs[0], needs[1], needs[2]))
     h, w, b = (hidden.new_empty(0) if g is None else g for g in grads)
     return h, w, b
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..dispatch import choose
+from ..dispatch import choose, require_triton
 from ..finalise import REWARD_STATS, STATS, Support
 from ..logit_transform import LogitTransform, compute_dtype
 from ..reward_half import check_reward, check_single_process, to_token_credit
@@ -84,7 +84,7 @@ def logits_credit(
         None if softcap is None else checks.check_positive("softcap", softcap),
         support,
         checks.check_ignore_index(ignore_index),
-        choose(backend, device),
+        choose(backend, device, compute_dtype(logits, reward_grad, reward_embedding, reward)),
     )
     return to_token_credit(logprob, stats)
 
@@ -112,6 +112,11 @@ def _forward_op(
     support = Support(vocab_size, min(rows, vocab_size), ignore_index)
     inputs = LogitsInputs(logits, token_ids, transform, support, reward_grad, reward_embedding, reward)
     with torch.autocast(logits.device.type, enabled=False):
+        if backend == "triton":
+            require_triton(logits.device)
+            from . import triton_backend
+
+            return triton_backend.forward(inputs)
         return tiled.forward(inputs, backend)
 
 
@@ -148,7 +153,13 @@ def _backward_op(
     inputs = LogitsInputs(logits, token_ids, transform, Support(vocab_size, 0, ignore_index))
     with torch.autocast(logits.device.type, enabled=False):
         # A float64 reward makes the forward's results float64, but not the gradient of float32 logits.
-        return tiled.backward(inputs, grad_logprob, logprob.to(inputs.dtype), stats.to(inputs.dtype), backend)
+        saved = logprob.to(inputs.dtype), stats.to(inputs.dtype)
+        if backend == "triton":
+            require_triton(logits.device)
+            from . import triton_backend
+
+            return triton_backend.backward(inputs, grad_logprob, *saved)
+        return tiled.backward(inputs, grad_logprob, *saved, backend)
 
 
 @_backward_op.register_fake

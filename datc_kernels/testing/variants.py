@@ -1,4 +1,4 @@
-"""The ways in which the ops are run by tests: every backend, and `chunked` with tiles so small that small inputs cross them."""
+"""The ways in which the ops are run by tests: every backend, and some with tiles so small that small inputs cross them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,19 @@ from ..linear_credit import chunked
 from ..logits_credit import tiled
 
 VARIANTS = ("reference", "chunked", "chunked in small tiles")
+TRITON_VARIANTS = ("triton", "triton by pointers", "triton in small tiles")
 SMALL_TILE = (5, 64)
 
 
 @contextmanager
 def using(variant: str, tile: tuple[int, int] = SMALL_TILE) -> Iterator[str]:
-    """The name to pass as `backend`; inside, where the variant says so, the tiles of `chunked` are `tile` (rows, columns)."""
+    """The name to pass as `backend`; inside, where the variant says so, tiles are small: those of `chunked` `tile` (rows, columns)."""
+    if variant in TRITON_VARIANTS:
+        from .triton_variants import using_triton
+
+        with using_triton(variant) as name:
+            yield name
+        return
     if "small tiles" not in variant:
         yield variant
         return

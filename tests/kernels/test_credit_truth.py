@@ -14,6 +14,11 @@ from datc_kernels.testing.inputs import CASES, Sizes, everything, masked, peaked
 SHARP = {name: 3e-5 if budget < 3e-5 and name not in ("logprob", "logsumexp") else budget for name, budget in BUDGETS.items()}
 
 
+@pytest.fixture
+def backend(float32_backend):
+    return float32_backend
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_linear_credit(name, backend):
     case = CASES[name]()
@@ -39,9 +44,9 @@ def test_logits_credit(name, backend):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_float64_in_float64_out(name, backend):
+def test_float64_in_float64_out(name, float64_backend):
     case = CASES[name]().to(torch.float64)
-    got = linear_credit(*case.args, **case.options, backend=backend)
+    got = linear_credit(*case.args, **case.options, backend=float64_backend)
     assert all(getattr(got, field).dtype == torch.float64 for field in got.__dataclass_fields__)
     assert_within_budget(got, truth.linear_credit(*case.args, **case.options), dict.fromkeys(BUDGETS, 1e-11))
 
@@ -73,10 +78,10 @@ def test_k42_mixed_dtypes_follow_the_promotion_rule(halves, backend):
 
 
 @pytest.mark.parametrize("wide", ["hidden", "weight", "reward_grad", "reward_embedding"])
-def test_one_float64_input_makes_everything_float64(wide, backend):
+def test_one_float64_input_makes_everything_float64(wide, float64_backend):
     case = plain()
     mixed = replace(case, **{wide: getattr(case, wide).double()})
-    got = linear_credit(*mixed.args, backend=backend)
+    got = linear_credit(*mixed.args, backend=float64_backend)
     assert got.logprob.dtype == got.credit.dtype == torch.float64
     assert_within_budget(got, truth.linear_credit(*mixed.args), dict.fromkeys(BUDGETS, 1e-12))
 

@@ -11,6 +11,11 @@ from datc_kernels.testing.inputs import Sizes, everything, plain, short_reward_v
 NAN = float("nan")
 
 
+@pytest.fixture
+def backend(float32_backend):
+    return float32_backend
+
+
 def fields(result):
     return {name: getattr(result, name) for name in result.__dataclass_fields__}
 

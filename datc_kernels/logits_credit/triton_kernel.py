@@ -1,0 +1,78 @@
+"""The row kernel of `logits_credit`: logits are read once; u is not there, is given, or is a product of one tile at a time."""
+
+import triton
+import triton.language as tl
+
+from ..triton_partials import store_logit_sums, store_reward_sums, store_sampled
+from ..triton_state import (
+    LOG2_E,
+    empty_logit_sums,
+    empty_reward_sums,
+    merge_logit_sums,
+    merge_reward_sums,
+    tile_logit_sums,
+    tile_reward_sums,
+)
+from ..triton_tiles import given_tile, local_ids, product_tile, row_factor, soft_capped
+
+
+@triton.jit
+def logits_credit_kernel(
+    logits,  # [N, V]
+    reward,  # [N, rows] where GIVEN
+    grad, table,  # [N, K], [rows, K] where PRODUCT
+    row_temperature, token_ids,  # [N], [N]
+    partials,  # from this launch's first slot on: [slots, 8, N], [slots, 4, N] without REWARD
+    z_y, u_y,  # [N], written by the one program that meets the sampled column
+    logits_row, logits_col, reward_row, reward_col, grad_row, grad_col, table_row, table_col,  # strides
+    rows, first, stop, vocab_size, table_last, K,
+    scale, softcap, factor,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, SLICE: tl.constexpr,
+    REWARD: tl.constexpr, PRODUCT: tl.constexpr,
+    DESCRIPTORS: tl.constexpr, EVEN_K: tl.constexpr, UPCAST: tl.constexpr,
+    SOFTCAP: tl.constexpr, HAS_ROW_TEMPERATURE: tl.constexpr,
+):  # fmt: skip
+    """Partial states of columns [first, stop), a slot a slice of SLICE columns; every tile is masked at `stop`."""
+    n_slices = tl.cdiv(stop - first, SLICE)
+    block = tl.program_id(0) // n_slices
+    piece = tl.program_id(0) % n_slices
+    row0, last = block * ROWS, rows - 1
+    row = row0 + tl.arange(0, ROWS)
+    y = local_ids(token_ids, row, last, vocab_size)
+    c = row_factor(row_temperature, row, last, factor, HAS_ROW_TEMPERATURE, ROWS)
+    rate = c * LOG2_E
+    x_t, Q, R, H = empty_logit_sums(ROWS)
+    u_t, S1, S2, S3 = empty_reward_sums(ROWS)
+    x_y = tl.zeros((ROWS,), tl.float32)
+    reward_y = tl.zeros((ROWS,), tl.float32)
+    lower = first + piece * SLICE
+    upper = tl.minimum(lower + SLICE, stop)
+    for column0 in range(lower, upper, COLUMNS):
+        sampled = (column0 + tl.arange(0, COLUMNS))[None, :] == y[:, None]
+        x = given_tile(logits, row, last, column0, upper, logits_row, logits_col, -float("inf"), COLUMNS)
+        if SOFTCAP:
+            x = soft_capped(x, scale, softcap)
+        x_y += tl.sum(tl.where(sampled, x, 0.0), axis=1)
+        tile_x, tile_Q, tile_R, tile_H, e = tile_logit_sums(x, rate, MASKABLE=True)
+        if REWARD:
+            if PRODUCT:
+                u = product_tile(
+                    grad, table, row0, column0, last, table_last, grad_row, grad_col, table_row, table_col, K,
+                    ROWS, COLUMNS, DEPTH, DESCRIPTORS, EVEN_K, UPCAST,
+                )  # fmt: skip
+            else:
+                u = given_tile(reward, row, last, column0, upper, reward_row, reward_col, 0.0, COLUMNS)
+            reward_y += tl.sum(tl.where(sampled, u, 0.0), axis=1)
+            tile_u, tile_S1, tile_S2, tile_S3 = tile_reward_sums(u, e, MASKABLE=True)
+            u_t, S1, S2, S3 = merge_reward_sums(
+                x_t, Q, R, u_t, S1, S2, S3, tile_x, tile_Q, tile_R, tile_u, tile_S1, tile_S2, tile_S3, rate
+            )
+        x_t, Q, R, H = merge_logit_sums(x_t, Q, R, H, tile_x, tile_Q, tile_R, tile_H, rate)
+
+    at = partials + piece.to(tl.int64) * rows * (8 if REWARD else 4)
+    store_logit_sums(at, row, rows, x_t * c, Q, R, H)
+    here = (y >= lower) & (y < upper)
+    store_sampled(z_y, row, rows, here, x_y * c)
+    if REWARD:
+        store_reward_sums(at + 4 * rows, row, rows, u_t, S1, S2, S3)
+        store_sampled(u_y, row, rows, here, reward_y)

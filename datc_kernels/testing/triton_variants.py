@@ -1,0 +1,46 @@
+"""The fused kernels in the shapes that tests need: as shipped, by pointers, and in tiles so small that small inputs cross them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from .. import triton_fold, triton_operands
+from ..launch_table import Tiling
+from ..linear_credit import triton_backend as linear
+from ..logits_credit import triton_backend as logits
+
+# A wide tile, a narrow one for what it leaves, slices of two or four of them; two rows of blocks are one group's worth.
+SMALL = (Tiling(16, 32, 16, warps=4, stages=2, slice=64), Tiling(16, 16, 16, warps=4, stages=2, slice=64))
+SMALL_ROWS = Tiling(8, 64, 0, warps=4, stages=1, slice=128)
+
+
+def small_tilings(*_: Any, **__: Any) -> tuple[Tiling, ...]:
+    return SMALL
+
+
+def no_descriptors(*_: torch.Tensor) -> bool:
+    return False
+
+
+@contextmanager
+def using_triton(variant: str) -> Iterator[str]:
+    """The name to pass as `backend`; inside, the kernels run as the variant says."""
+    patches = []
+    if "pointers" in variant:
+        patches += [patch.object(module, "use_descriptors", no_descriptors) for module in (linear, logits, triton_operands)]
+    if "small tiles" in variant:
+        patches += [patch.object(module, "choose_tilings", small_tilings) for module in (linear, logits)]
+        patches += [patch.object(linear, "GROUP", 2), patch.object(logits, "ROWS", SMALL_ROWS)]
+        patches += [patch.object(triton_fold, "_MAX_ROWS", 128)]
+    for each in patches:
+        each.start()
+    try:
+        yield "triton"
+    finally:
+        for each in patches:
+            each.stop()
