@@ -71,7 +71,7 @@ def tile_reward_sums(u, e, MASKABLE: tl.constexpr):
 
 @triton.jit
 def _b_is_higher(x_a, x_b):
-    """Whether b's anchor is the union's: not at a tie or when both are empty, but where it is NaN, so that no empty a hides it."""
+    """Whether b's anchor is the union's: not at a tie or when both are empty, but where it is NaN: no empty a hides it."""
     return (x_b <= x_a) == 0
 
 

@@ -1,4 +1,4 @@
-"""The fused kernels in the shapes that tests need: as shipped, by pointers, and in tiles so small that small inputs cross them."""
+"""The fused kernels as tests need them: as shipped, by pointers, and in tiles so small that small inputs cross them."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ SMALL_TILE = (5, 64)
 
 @contextmanager
 def using(variant: str, tile: tuple[int, int] = SMALL_TILE) -> Iterator[str]:
-    """The name to pass as `backend`; inside, where the variant says so, tiles are small: those of `chunked` `tile` (rows, columns)."""
+    """The name to pass as `backend`; inside, the op runs as the variant says, `chunked` in tiles of `tile` (rows, columns)."""
     if variant in TRITON_VARIANTS:
         from .triton_variants import using_triton
 

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from datc_kernels import TokenCredit, TokenWeights, allocate_weights, linear_credit, logits_credit
+from datc_kernels import TokenCredit, TokenWeights, allocate_weights, linear_credit, logits_credit, missing_backends
 from datc_kernels.testing.inputs import Sizes, everything, plain, short_reward_vocabulary
 
 TINY = Sizes(N=6, V=40, D=5, K=4)
 BACKENDS = ["reference", "chunked"]
+WITH_TRITON = [*BACKENDS, pytest.param("triton", marks=pytest.mark.skipif("triton" in missing_backends(), reason="no Triton"))]
 ops = torch.ops.datc
 
 
@@ -112,7 +113,7 @@ def test_k58_opcheck_allocate_weights(frozen, utility, backend):
         torch.library.opcheck(ops.allocate_weights.default, (credit, advantage, lengths, frozen, 4.0, utility, backend))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", WITH_TRITON)
 def test_k58_one_graph_forward_and_backward(backend):
     """K58: fullgraph, the record built inside the compiled function, the bits of eager mode, and no new graph for a new N."""
     torch._dynamo.reset()
@@ -149,7 +150,7 @@ def test_k58_one_graph_forward_and_backward(backend):
     assert len(graphs) == first
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", WITH_TRITON)
 def test_k58_one_graph_with_existing_logits_and_every_option(backend):
     torch._dynamo.reset()
     case = everything(0, TINY)
