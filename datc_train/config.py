@@ -85,6 +85,7 @@ class Config:
         samples_per_step: responses of a step that go to samples.jsonl, token by token.
         candidates_per_token: so many of the most likely alternatives with each of their tokens, and what credit thinks of
             them; 0: none.
+        report: report.html at the end of the run; see `datc report --help`.
     """
 
     policy: str = "quickstart"
@@ -132,6 +133,7 @@ class Config:
     trackers: list[str] = field(default_factory=list)
     samples_per_step: int = 4
     candidates_per_token: int = 5
+    report: bool = True
 
     def __post_init__(self) -> None:
         """Raises ValueError that begins with the key, for values that cannot be."""

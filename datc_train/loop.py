@@ -136,6 +136,10 @@ def _run(
             trackers.finish()
             raise Interrupted(f"stopped after step {done}; to go on: --run_dir {folder.path} --resume auto", stop.signal)
     trackers.finish()
+    if config.report:
+        from datc_train.report import write_report  # brings matplotlib
+
+        progress.say(f"Report: {write_report(folder.path)}")
     progress.say(summary(history, evaluations, str(folder.path), str(checkpoint)))
     return folder.path
 

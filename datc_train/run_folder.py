@@ -13,7 +13,7 @@ import yaml
 from datc_train.config import Config
 
 # What may differ when a run goes on: where it ends, where it lies, and who watches.
-FREE_KEYS = frozenset({"run_dir", "resume", "steps", "trackers"})
+FREE_KEYS = frozenset({"run_dir", "resume", "steps", "trackers", "report"})
 LOGS = ("metrics.jsonl", "samples.jsonl", "eval.jsonl")
 
 

@@ -27,6 +27,7 @@ TINY = {
     "max_new_tokens": 8,
     "learning_rate": 1e-2,
     "lora": {"r": 4, "alpha": 8},
+    "report": False,
 }
 
 KEYS = (
