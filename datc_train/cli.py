@@ -206,6 +206,17 @@ def _quiet() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers.modeling_utils")
 
 
+def config_of(words: list[str]) -> Config:
+    """The Config that `datc train` would make of these words: --config and --key value.
+
+    Raises ValueError, FileNotFoundError and jsonargparse's ArgumentError for words that make none.
+    """
+    _, commands = build_parser()
+    parser = commands["train"]
+    words = _recipe_first(["train", *(_recipe_path(words, i) for i in range(len(words)))])[1:]
+    return _config(parser, parser.parse_args(words))
+
+
 def recipes() -> list[str]:
     """Names of the recipes that come with the package."""
     return sorted(entry.name[: -len(".yaml")] for entry in files("datc_train.recipes").iterdir() if entry.name.endswith(".yaml"))

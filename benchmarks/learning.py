@@ -1,0 +1,289 @@
+"""Does direction help? A toy whose true utility is known: GRPO, DATC, and two ablations of DATC, over several seeds.
+
+    python -m benchmarks.learning [--seeds 3] [--steps 150] [--learning-rate 1e-4 3e-4] [--json FILE] [--plot FILE]
+
+The policy is a small Llama that has learned a random Markov chain over 128 tokens. The utility of a sequence is the sum over
+its bigrams of a sparse random table over 16 kinds of tokens: a tenth of the pairs are good or bad, the others do not matter. A
+reward model of the same kind as the policy is trained by regression on it. Then the policy is trained against the reward
+model, every method on the same prompts and random numbers, with one AdamW step a rollout of 8 prompts x 8 responses x 32
+tokens, no KL term.
+
+    grpo       w = 1
+    datc       w from the directional credit d = <G, k>
+    shuffled   DATC's weights, permuted within each response: as uneven, without knowing where
+    no_angle   w from |G| |k|: how strong reward and score are, not whether they point the same way
+
+Reported: the reward model's mean score of the last 15 steps, the true utility beside it, and their spread over seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+
+from datc_kernels import TokenCredit, allocate_weights, linear_credit
+from datc_train.advantages import group_advantages
+from datc_train.losses import grpo_loss
+
+VOCABULARY, PROMPT, RESPONSE = 128, 4, 32
+PROMPTS, GROUP = 8, 8
+KINDS = 16
+UNIT = 0.3  # of the utility: sums over 35 bigrams then spread by about 0.6
+LAST = 15  # steps whose mean is reported
+
+Weights = Callable[[TokenCredit, Tensor, Tensor, torch.Generator], Tensor]
+
+
+def weights_of(credit: Tensor, advantage: Tensor, lengths: Tensor) -> Tensor:
+    return allocate_weights(credit, advantage, lengths).weight
+
+
+def shuffled(credit: TokenCredit, advantage: Tensor, lengths: Tensor, generator: torch.Generator) -> Tensor:
+    assert credit.credit is not None
+    weight = weights_of(credit.credit, advantage, lengths).view(-1, RESPONSE)
+    return weight.gather(1, torch.rand(weight.shape, generator=generator).argsort(1)).flatten()
+
+
+METHODS: dict[str, Weights] = {
+    "grpo": lambda credit, advantage, lengths, _: torch.ones_like(credit.logprob),
+    "datc": lambda credit, advantage, lengths, _: weights_of(credit.credit, advantage, lengths),  # type: ignore[arg-type]
+    "shuffled": shuffled,
+    "no_angle": lambda credit, advantage, lengths, _: weights_of(
+        credit.displacement_norm * credit.force_norm,  # type: ignore[operator]
+        advantage,
+        lengths,
+    ),
+}
+
+
+class World:
+    """One seed's chain, utility, pretrained policy and trained reward model."""
+
+    def __init__(self, seed: int) -> None:
+        torch.manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed)
+        self.chain = torch.softmax(2.0 * torch.randn(VOCABULARY, VOCABULARY, generator=generator), -1)
+        kind = torch.randint(KINDS, (VOCABULARY,), generator=generator)
+        matters = torch.rand(KINDS, KINDS, generator=generator) < 0.1
+        between = torch.randn(KINDS, KINDS, generator=generator) * matters
+        self.table = between[kind[:, None], kind[None, :]]  # [VOCABULARY, VOCABULARY] of a bigram
+        self.policy = self._policy(generator)
+        self.reward = self._reward(generator)
+
+    def utility(self, ids: Tensor) -> Tensor:  # [B, T] -> [B]
+        return UNIT * self.table[ids[:, :-1], ids[:, 1:]].sum(1)
+
+    def sequences(self, count: int, generator: torch.Generator) -> Tensor:  # [count, PROMPT + RESPONSE]
+        ids = torch.randint(VOCABULARY, (count, 1), generator=generator)
+        for _ in range(PROMPT + RESPONSE - 1):
+            ids = torch.cat([ids, torch.multinomial(self.chain[ids[:, -1]], 1, generator=generator)], 1)
+        return ids
+
+    def _policy(self, generator: torch.Generator) -> LlamaForCausalLM:
+        model = LlamaForCausalLM(_settings(96))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        for _ in range(150):
+            ids = self.sequences(64, generator)
+            model(input_ids=ids, labels=ids).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model.eval()
+
+    def _reward(self, generator: torch.Generator) -> LlamaForSequenceClassification:
+        """Regression at every position on the utility that the whole would have if it went on like this; the last one is used."""
+        model = LlamaForSequenceClassification(_settings(128))
+        steps = 300
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, steps)
+        for _ in range(steps):
+            # Some tokens by chance: a reward model has to know more than the policy's own habits.
+            ids = self.sequences(64, generator)
+            chance = torch.rand(ids.shape, generator=generator) < torch.rand(len(ids), 1, generator=generator) ** 2
+            ids = torch.where(chance, torch.randint(VOCABULARY, ids.shape, generator=generator), ids)
+            rate = self.table[ids[:, :-1], ids[:, 1:]].cumsum(1) / torch.arange(1, ids.shape[1])
+            so_far = model.score(model.model(input_ids=ids).last_hidden_state)[:, 1:, 0]
+            (so_far - UNIT * rate * (ids.shape[1] - 1)).square().mean().backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+        return model.eval().requires_grad_(False)
+
+    def fit(self) -> float:
+        """Share of the utility's variance that the reward model explains on the pretrained policy's samples."""
+        generator = torch.Generator().manual_seed(999)
+        ids = sample(self.policy, self.sequences(256, generator)[:, :PROMPT], generator)
+        with torch.no_grad():
+            error = _score(self.reward, self.reward.model.embed_tokens(ids)) - self.utility(ids)
+        return float(1 - error.var() / self.utility(ids).var())
+
+
+def _settings(hidden: int) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        num_labels=1,
+        tie_word_embeddings=False,
+        pad_token_id=0,
+    )
+
+
+def _score(model: LlamaForSequenceClassification, embedded: Tensor) -> Tensor:  # [B, T, K] -> [B]
+    return model.score(model.model(inputs_embeds=embedded).last_hidden_state[:, -1])[:, 0]
+
+
+@torch.no_grad()
+def sample(
+    policy: LlamaForCausalLM, prompts: Tensor, generator: torch.Generator
+) -> Tensor:  # [B, PROMPT] -> [B, PROMPT + RESPONSE]
+    cache, ids, new = DynamicCache(config=policy.config), prompts, prompts
+    for _ in range(RESPONSE):
+        logits = policy(input_ids=new, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+        new = torch.multinomial(torch.softmax(logits, -1), 1, generator=generator)
+        ids = torch.cat([ids, new], 1)
+    return ids
+
+
+def train(world: World, method: str, *, seed: int, steps: int, learning_rate: float) -> dict[str, list[float]]:
+    """Reward and true utility of every step's samples."""
+    policy = copy.deepcopy(world.policy)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=learning_rate, weight_decay=0.01)
+    generator = torch.Generator().manual_seed(10_000 + seed)
+    order = torch.Generator().manual_seed(seed)
+    lengths = torch.full((PROMPTS * GROUP,), RESPONSE)
+    curve: dict[str, list[float]] = {"reward": [], "utility": []}
+    for _ in range(steps):
+        prompts = world.sequences(PROMPTS, generator)[:, :PROMPT].repeat_interleave(GROUP, 0)
+        ids = sample(policy, prompts, generator)
+        embedded = world.reward.model.embed_tokens(ids).requires_grad_(True)
+        score = _score(world.reward, embedded)
+        (gradient,) = torch.autograd.grad(score.sum(), embedded)
+        advantage = group_advantages(score.detach(), GROUP)
+        hidden = policy.model(input_ids=ids).last_hidden_state[:, PROMPT - 1 : -1].flatten(0, 1)
+        credit = linear_credit(
+            hidden,
+            policy.lm_head.weight,
+            ids[:, PROMPT:].flatten(),
+            gradient[:, PROMPT:].flatten(0, 1),
+            world.reward.model.embed_tokens.weight,
+        )
+        weight = METHODS[method](credit, advantage, lengths, order)
+        token_advantage = advantage.repeat_interleave(RESPONSE) * weight
+        grpo_loss(credit.logprob, credit.logprob.detach(), token_advantage, lengths).loss.backward()
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        curve["reward"].append(float(score.detach().mean()))
+        curve["utility"].append(float(world.utility(ids).mean()))
+    return curve
+
+
+def run(
+    seeds: int, steps: int, learning_rates: list[float], methods: list[str], say: Callable[[str], None] = print
+) -> dict[str, Any]:
+    """Every method, learning rate and seed. `final[rate][method]` holds one mean of the last steps for every seed."""
+    began = time.perf_counter()
+    curves: dict[str, Any] = {str(rate): {method: [] for method in methods} for rate in learning_rates}
+    fits = []
+    for seed in range(seeds):
+        world = World(seed)
+        fits.append(world.fit())
+        passed = time.perf_counter() - began
+        say(f"seed {seed}: the reward model explains {fits[-1]:.2f} of the utility's variance, {passed:.0f} s")
+        for rate in learning_rates:
+            for method in methods:
+                curves[str(rate)][method].append(train(world, method, seed=seed, steps=steps, learning_rate=rate))
+                reward = statistics.mean(curves[str(rate)][method][-1]["reward"][-LAST:])
+                say(f"  {rate:g} {method:<9}{reward:.3f}   {time.perf_counter() - began:.0f} s")
+    final = {
+        rate: {
+            method: {key: [statistics.mean(curve[key][-LAST:]) for curve in by_seed] for key in ("reward", "utility")}
+            for method, by_seed in by_method.items()
+        }
+        for rate, by_method in curves.items()
+    }
+    return {
+        "final": final,
+        "curves": curves,
+        "start": statistics.mean(c["reward"][0] for c in curves[str(learning_rates[0])][methods[0]]),
+        "reward_model_fit": fits,
+        "steps": steps,
+        "seconds": time.perf_counter() - began,
+        "machine": {
+            "processor": platform.processor() or platform.machine(),
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+        },
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    lines = [f"{'rate':<8}{'method':<10}{'reward: mean (min to max over seeds)':<40}true utility"]
+    for rate, by_method in result["final"].items():
+        for method, values in by_method.items():
+            r, u = values["reward"], values["utility"]
+            lines.append(
+                f"{rate:<8}{method:<10}{statistics.mean(r):.3f} ({min(r):.3f} to {max(r):.3f}){'':<17}"
+                f"{statistics.mean(u):.3f} ({min(u):.3f} to {max(u):.3f})"
+            )
+    return "\n".join([*lines, f"reward at the start {result['start']:.3f}; {result['seconds']:.0f} s"])
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    colours = {"grpo": "#999999", "datc": "#0072B2", "shuffled": "#E69F00", "no_angle": "#CC79A7"}
+    figure = Figure(figsize=(4.2 * len(result["curves"]), 3.2), layout="constrained")
+    for axes, (rate, by_method) in zip(
+        figure.subplots(1, len(result["curves"]), sharey=True, squeeze=False)[0], result["curves"].items(), strict=True
+    ):
+        for method, by_seed in by_method.items():
+            values = np.array([np.convolve(curve["reward"], np.ones(LAST) / LAST, "valid") for curve in by_seed])
+            steps = np.arange(values.shape[1]) + LAST
+            axes.plot(steps, values.mean(0), color=colours[method], label=method)
+            axes.fill_between(steps, values.min(0), values.max(0), color=colours[method], alpha=0.2, lw=0)
+        axes.set_title(f"learning rate {rate}", fontsize=10)
+        axes.set_xlabel(f"step (mean of the last {LAST}; band: seeds)")
+    figure.axes[0].set_ylabel("reward")
+    figure.axes[0].legend(frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--learning-rate", type=float, nargs="+", default=[1e-4, 3e-4])
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
+    options = parser.parse_args()
+    result = run(options.seeds, options.steps, options.learning_rate, options.methods)
+    print(table(result))
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    if options.plot:
+        plot(result, options.plot)
+
+
+if __name__ == "__main__":
+    main()
