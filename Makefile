@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt
 export OMP_WAIT_POLICY := passive
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: install train test test-all lint bench format clean
+.PHONY: install train test test-all lint bench compare format clean
 
 install: $(VENV)/.installed
 
@@ -34,6 +34,10 @@ test-all: lint
 
 bench: install
 	$(BIN)/python -m benchmarks.credit_cost
+	$(BIN)/python -m pytest benchmarks --benchmark-only --benchmark-columns=median,iqr,rounds
+
+compare: install
+	$(BIN)/python -m benchmarks.compare
 
 format: install
 	$(BIN)/ruff format .

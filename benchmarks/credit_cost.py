@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import subprocess
 import sys
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor
 
 from datc_kernels import linear_credit
+from datc_train.bench.machine import machine
 
 SHAPE = {"N": 512, "V": 49152, "D": 576, "K": 576}
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -124,23 +124,15 @@ def main() -> None:
             f"{name:9} {row['seconds'] * 1e3:8.1f} ms  {row['over_products']:5.2f} x products  "
             f"{row['extra_mib']:7.1f} MiB  error {error}"
         )
-    machine = {"machine": _processor(), "threads": torch.get_num_threads(), "torch": torch.__version__, "dtype": "float32"}
-    print(machine | SHAPE)
+    about = machine() | {"dtype": "float32"}
+    print(about | SHAPE)
     if options.json:
-        options.json.write_text(json.dumps(machine | {"shape": SHAPE, "rounds": options.rounds, "variants": table}, indent=1))
+        options.json.write_text(json.dumps(about | {"shape": SHAPE, "rounds": options.rounds, "variants": table}, indent=1))
 
 
 def _resident(field: str) -> float:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 if __name__ == "__main__":

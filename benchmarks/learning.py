@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -34,6 +33,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, LlamaForSe
 
 from datc_kernels import TokenCredit, allocate_weights, linear_credit
 from datc_train.advantages import group_advantages
+from datc_train.bench.machine import machine
 from datc_train.losses import grpo_loss
 
 VOCABULARY, PROMPT, RESPONSE = 128, 4, 32
@@ -224,11 +224,7 @@ def run(
         "reward_model_fit": fits,
         "steps": steps,
         "seconds": time.perf_counter() - began,
-        "machine": {
-            "processor": platform.processor() or platform.machine(),
-            "threads": torch.get_num_threads(),
-            "torch": torch.__version__,
-        },
+        "machine": machine(),
     }
 
 

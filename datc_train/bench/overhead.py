@@ -9,7 +9,6 @@ for both and its seconds count in both steps. The weights are put back after eve
 from __future__ import annotations
 
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import Any
 
 import torch
 
+from datc_train.bench.machine import machine
 from datc_train.bench.memory import peak_memory
 from datc_train.clock import Clock
 from datc_train.config import Config, Method
@@ -104,13 +104,7 @@ def _result(
         "parameters": {"policy": size(actor.model), "reward": size(reward)},
         "paper": PAPER,
         "settings": config.to_dict(),
-        "machine": {
-            "device": torch.cuda.get_device_name() if actor.device.type == "cuda" else platform.processor() or platform.machine(),
-            "threads": torch.get_num_threads(),
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "date": time.strftime("%Y-%m-%d"),
-        },
+        "machine": machine(),
     }
 
 
