@@ -39,6 +39,7 @@ from datc_train.losses import grpo_loss
 VOCABULARY, PROMPT, RESPONSE = 128, 4, 32
 PROMPTS, GROUP = 8, 8
 KINDS = 16
+PRETRAINING, REGRESSION = 200, 500  # steps of 32 sequences
 UNIT = 0.3  # of the utility: sums over 35 bigrams then spread by about 0.6
 LAST = 15  # steps whose mean is reported
 
@@ -93,8 +94,8 @@ class World:
     def _policy(self, generator: torch.Generator) -> LlamaForCausalLM:
         model = LlamaForCausalLM(_settings(96))
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-        for _ in range(150):
-            ids = self.sequences(64, generator)
+        for _ in range(PRETRAINING):
+            ids = self.sequences(32, generator)
             model(input_ids=ids, labels=ids).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -103,12 +104,12 @@ class World:
     def _reward(self, generator: torch.Generator) -> LlamaForSequenceClassification:
         """Regression at every position on the utility that the whole would have if it went on like this; the last one is used."""
         model = LlamaForSequenceClassification(_settings(128))
-        steps = 300
+        steps = REGRESSION
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, steps)
         for _ in range(steps):
             # Some tokens by chance: a reward model has to know more than the policy's own habits.
-            ids = self.sequences(64, generator)
+            ids = self.sequences(32, generator)
             chance = torch.rand(ids.shape, generator=generator) < torch.rand(len(ids), 1, generator=generator) ** 2
             ids = torch.where(chance, torch.randint(VOCABULARY, ids.shape, generator=generator), ids)
             rate = self.table[ids[:, :-1], ids[:, 1:]].cumsum(1) / torch.arange(1, ids.shape[1])
