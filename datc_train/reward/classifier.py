@@ -9,7 +9,7 @@ from peft import PeftModel
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from datc_train.reward.whole_rows import Scorer
+from datc_train.reward.scorer import Scorer
 
 _ROWS_AT_A_TIME = 16_384
 

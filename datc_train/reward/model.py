@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Collection, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -12,12 +14,15 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from datc_train.reward.checks import check_batch, check_call, name_prompt
 from datc_train.reward.classifier import embedding_table, take_apart
+from datc_train.reward.exactness import reads_on_from_a_cache, why_not_shared
 from datc_train.reward.frozen import frozen_table
 from datc_train.reward.mapped_rows import MappedRow, RowBuilder
+from datc_train.reward.micro_batches import SplitRow
 from datc_train.reward.rows import RowTemplate, special_ids
+from datc_train.reward.scoring import score_rows
+from datc_train.reward.shared_prefix import split_rows, whole
 from datc_train.reward.token_bytes import token_bytes
 from datc_train.reward.vocabulary import check_same_vocabulary
-from datc_train.reward.whole_rows import score_whole_rows
 from datc_train.types import Messages, ScoredRollout
 
 
@@ -70,6 +75,8 @@ class RewardModel:
         specials = template.special_ids | special_ids(self.policy_tokenizer)
         self._frozen = frozen_table(policy_bytes, specials, max(self._vocab_size, len(reward_bytes)))
         self._table: Tensor | None = None
+        self._reads_on: bool | None = None
+        self._said: set[str] = set()
 
     @classmethod
     def from_pretrained(
@@ -172,7 +179,8 @@ class RewardModel:
             ValueError: as `score`; and completions that their ids do not spell (a policy with another tokenizer).
         """
         messages = check_call(prompts, completions, completion_ids, self._rows.text, self._vocab_size)
-        return self.score(messages, completion_ids, 1, gradient=False).score.tolist()
+        size = _group_size(messages)
+        return self.score(messages[::size], completion_ids, size, gradient=False).score.tolist()
 
     def _check_fit(self, rows: Sequence[MappedRow], names: Sequence[str], group_size: int) -> None:
         for index, row in enumerate(rows):
@@ -209,12 +217,17 @@ class RewardModel:
         table = self._embedding_table() if gradient else None
         reward_grad = None if table is None else table.new_zeros(len(ids), table.shape[1])
 
+        split = self._split(rows, group_size, gradient)
+        first = torch.tensor([0, *(len(response) for response in responses)]).cumsum(0).tolist()
+
         def keep(row: int, row_gradient: Tensor) -> None:
             assert reward_grad is not None
-            tokens = torch.nonzero(mapped & (owner == row)).squeeze(1)
-            reward_grad[tokens.to(device)] = row_gradient[position[tokens].to(device)]
+            tokens = first[row] + torch.nonzero(mapped[first[row] : first[row + 1]]).squeeze(1)
+            reward_grad[tokens.to(device)] = row_gradient[(position[tokens] - len(split[row].prefix)).to(device)]
 
-        score = score_whole_rows(self._scorer, [row.ids for row in rows], self.max_tokens_per_batch, keep if gradient else None)
+        score, self.max_tokens_per_batch = score_rows(
+            self._scorer, split, self.max_tokens_per_batch, keep if gradient else None, self._say
+        )
         bad = set(torch.nonzero(~score.isfinite()).flatten().tolist())
         if reward_grad is not None:
             bad |= set(owner[(~reward_grad.sum(1, dtype=torch.float32).isfinite()).cpu()].tolist())
@@ -227,10 +240,37 @@ class RewardModel:
             )
         return ScoredRollout(score, reward_grad, mapped.to(device), frozen.to(device), table)
 
+    def _split(self, rows: Sequence[MappedRow], group_size: int, gradient: bool) -> list[SplitRow]:
+        """Rows with what is shared in front cut off, or whole where that would change the numbers or save nothing."""
+        if not rows or (group_size == 1 and not gradient):
+            return whole(rows)
+        reason = why_not_shared(self._scorer)
+        if reason is None:
+            if self._reads_on is None:
+                self._reads_on = reads_on_from_a_cache(self._scorer, rows[0].ids)
+            if not self._reads_on:
+                reason = "it does not read on from a cache as it reads a whole row"
+        if reason is not None:
+            self._say(f"rows are read whole, prompts once for every response: {reason}")
+            return whole(rows)
+        return split_rows(rows, group_size)
+
+    def _say(self, words: str) -> None:
+        """A warning, each only once."""
+        if words not in self._said:
+            self._said.add(words)
+            warnings.warn(f"reward model: {words}", RuntimeWarning, stacklevel=2)
+
     def _embedding_table(self) -> Tensor:
         if self._table is None:
             self._table = embedding_table(self._scorer.embedding)
         return self._table
+
+
+def _group_size(prompts: Sequence[Messages]) -> int:
+    """How often each prompt comes in a row, where all come equally often; else 1."""
+    sizes = {len(list(group)) for _, group in groupby(prompts)}
+    return sizes.pop() if len(sizes) == 1 else 1
 
 
 def _row_limit(model: nn.Module) -> int | None:

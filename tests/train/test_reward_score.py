@@ -13,8 +13,8 @@ from test_reward_tiny import FAMILIES, chatml_tokenizer, llama_tokenizer, qwen3_
 from torch import Tensor
 
 from datc_train.reward import RewardModel
+from datc_train.reward.micro_batches import micro_batches
 from datc_train.reward.pooling import last_attended, pooled_score
-from datc_train.reward.whole_rows import micro_batches
 from datc_train.types import Messages, ScoredRollout
 
 PROMPTS: list[Messages] = [
@@ -114,7 +114,7 @@ def test_t61_micro_batches_bound_the_pass_and_change_nothing() -> None:
         reward.max_tokens_per_batch = budget
         same(reward.score(PROMPTS, rows, 3), whole)
         assert all(shape[0] * shape[1] <= max(budget, longest) for shape in shapes)
-        assert sum(shape[0] for shape in shapes) == len(rows)
+        assert sum(shape[0] for shape in shapes) == len(rows) + len(PROMPTS)
 
 
 @given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 120))

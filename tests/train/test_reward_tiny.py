@@ -30,7 +30,7 @@ CORPUS = [
     "Grüße aus München: naïve café 🙂🙂 👍 はい. What is the capital of France? Paris.\n\n\n1 22 333 4444",
 ] * 3
 
-FAMILIES = ["llama", "qwen3", "mistral", "gemma2", "gemma3"]
+FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3"]
 
 
 def trl_template(name: str) -> str:
@@ -126,6 +126,7 @@ def tiny_classifier(
     """A random two-layer sequence classifier whose scores spread (weights far larger than at a usual start)."""
     names = {
         "llama": ("LlamaConfig", "LlamaForSequenceClassification"),
+        "qwen2": ("Qwen2Config", "Qwen2ForSequenceClassification"),
         "qwen3": ("Qwen3Config", "Qwen3ForSequenceClassification"),
         "mistral": ("MistralConfig", "MistralForSequenceClassification"),
         "gemma2": ("Gemma2Config", "Gemma2ForSequenceClassification"),
