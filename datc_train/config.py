@@ -78,6 +78,8 @@ class Config:
         gradient_checkpointing: less memory in the update for a second forward pass.
         micro_batch_tokens: padded tokens of a forward and backward pass; a step's gradient does not depend on it.
         reward_batch_tokens: padded tokens of a pass of the reward model.
+        reward_on_overflow: a response that the reward model's context cannot hold is an "error", or "neutral": it gets its
+            group's mean score.
         backend: of the kernels; null takes the fastest exact one of the device.
         save_every: a checkpoint every so many steps; null: only at the end, or when stopped.
         keep: so many checkpoints, the newest ones, and the best one by evaluation; null: all.
@@ -127,6 +129,7 @@ class Config:
     gradient_checkpointing: bool = False
     micro_batch_tokens: int = 4096
     reward_batch_tokens: int = 8192
+    reward_on_overflow: Literal["error", "neutral"] = "error"
     backend: Literal["reference", "chunked", "cpu", "triton", "cuda"] | None = None
     save_every: int | None = 10
     keep: int | None = 3

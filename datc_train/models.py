@@ -72,7 +72,11 @@ def load_base(config: Config, dtype: torch.dtype) -> Any:
 def load_reward(config: Config, device: torch.device, policy_tokenizer: PreTrainedTokenizerBase) -> RewardModel:
     """The reward model of a run, reading the policy's token ids."""
     dtype = getattr(torch, config.dtype)
-    options: dict[str, Any] = {"policy_tokenizer": policy_tokenizer, "max_tokens_per_batch": config.reward_batch_tokens}
+    options: dict[str, Any] = {
+        "policy_tokenizer": policy_tokenizer,
+        "max_tokens_per_batch": config.reward_batch_tokens,
+        "on_overflow": config.reward_on_overflow,
+    }
     if config.reward in REWARDS:
         from datc_train import quickstart
 

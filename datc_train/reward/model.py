@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Collection, Sequence
@@ -18,6 +19,7 @@ from datc_train.reward.exactness import reads_on_from_a_cache, why_not_shared
 from datc_train.reward.frozen import frozen_table
 from datc_train.reward.mapped_rows import MappedRow, RowBuilder
 from datc_train.reward.micro_batches import SplitRow
+from datc_train.reward.overflow import OnOverflow, fill_with_group_mean, unmapped
 from datc_train.reward.rows import RowTemplate, special_ids
 from datc_train.reward.scoring import score_rows
 from datc_train.reward.shared_prefix import split_rows, whole
@@ -39,9 +41,12 @@ class RewardModel:
         policy_tokenizer: what the response ids belong to; None says the reward model's own. Its vocabulary must be the
             reward model's, id by id where both have the id.
         max_tokens_per_batch: bound of rows x longest row in one pass of the model. Memory grows with it, scores do not
-            depend on it beyond rounding.
+            depend on it beyond rounding. Where memory runs out it is halved, with a warning, and stays so.
         response_prefix: text that the policy's prompt already puts at the head of its answer and that the sampled ids
             therefore lack (`"<think>\\n"`); it goes in front of every response in the reward model's row.
+        on_overflow: what a row longer than the model's context is. "error": a ValueError before anything runs. "neutral":
+            not read; its score is the mean of the group's others (0 where there are none), so that it teaches nothing,
+            none of its tokens is mapped, and a warning says so once. It is never cut.
 
     Raises:
         ValueError: a model, tokenizer or pair of vocabularies that cannot be right; says what was expected and got.
@@ -55,14 +60,18 @@ class RewardModel:
         policy_tokenizer: PreTrainedTokenizerBase | None = None,
         max_tokens_per_batch: int = 8192,
         response_prefix: str = "",
+        on_overflow: OnOverflow = "error",
     ) -> None:
         if max_tokens_per_batch < 1:
             raise ValueError(f"max_tokens_per_batch: expected at least 1, got {max_tokens_per_batch}")
+        if on_overflow not in ("error", "neutral"):
+            raise ValueError(f"on_overflow: expected 'error' or 'neutral', got {on_overflow!r}")
         self.__name__ = "reward_model"  # trainers log a reward function under its name
         self.model = model
         self.tokenizer = tokenizer
         self.policy_tokenizer = policy_tokenizer if policy_tokenizer is not None else tokenizer
         self.max_tokens_per_batch = max_tokens_per_batch
+        self.on_overflow = on_overflow
         check_same_vocabulary(self.policy_tokenizer, tokenizer)
         self._scorer = take_apart(model)
         self._row_limit = _row_limit(model)
@@ -88,6 +97,7 @@ class RewardModel:
         policy_tokenizer: PreTrainedTokenizerBase | None = None,
         max_tokens_per_batch: int = 8192,
         response_prefix: str = "",
+        on_overflow: OnOverflow = "error",
     ) -> RewardModel:
         """Load model and tokenizer from a folder or a hub name; `dtype="auto"` keeps the checkpoint's.
 
@@ -116,6 +126,7 @@ class RewardModel:
             policy_tokenizer=policy_tokenizer,
             max_tokens_per_batch=max_tokens_per_batch,
             response_prefix=response_prefix,
+            on_overflow=on_overflow,
         )
 
     @property
@@ -150,18 +161,20 @@ class RewardModel:
 
         Raises:
             ValueError: arguments that do not fit together; ids outside the policy's vocabulary; a row longer than the
-                model's context (before anything runs, never truncated); a score or gradient that is not finite. The
-                prompt is named.
+                model's context (before anything runs, unless `on_overflow` is neutral); a score or gradient that is not
+                finite. The prompt is named.
+            torch.OutOfMemoryError (on CPUs RuntimeError): memory does not hold one row alone.
         """
         with torch.inference_mode(False), torch.autocast(self.device.type, enabled=False):
             check_batch(prompts, responses, group_size, self._vocab_size)
             names = [name_prompt(index, prompt) for index, prompt in enumerate(prompts)]
             stops = {*(stop_ids or ()), self.policy_tokenizer.eos_token_id} - {None}
             rows = self._rows.build(prompts, names, responses, group_size, stops)
-            self._check_fit(rows, names, group_size)
+            left_out = self._check_fit(rows, names, group_size)
+            rows = [unmapped(row) if index in left_out else row for index, row in enumerate(rows)]
             if self.model.training:
                 self.model.eval()
-            return self._run(rows, names, responses, group_size, stops, gradient)
+            return self._run(rows, left_out, names, responses, group_size, stops, gradient)
 
     def __call__(
         self,
@@ -178,11 +191,24 @@ class RewardModel:
         Raises:
             ValueError: as `score`; and completions that their ids do not spell (a policy with another tokenizer).
         """
+        return self.score_call(prompts, completions, completion_ids, gradient=False).score.tolist()
+
+    def score_call(
+        self,
+        prompts: Sequence[str | Messages],
+        completions: Sequence[str | Messages],
+        completion_ids: Sequence[Sequence[int]],
+        *,
+        gradient: bool,
+    ) -> ScoredRollout:
+        """What a call as TRL's reward function scores, with everything that `score` returns. Raises as the call."""
         messages = check_call(prompts, completions, completion_ids, self._rows.text, self._vocab_size)
         size = _group_size(messages)
-        return self.score(messages[::size], completion_ids, size, gradient=False).score.tolist()
+        return self.score(messages[::size], completion_ids, size, gradient=gradient)
 
-    def _check_fit(self, rows: Sequence[MappedRow], names: Sequence[str], group_size: int) -> None:
+    def _check_fit(self, rows: Sequence[MappedRow], names: Sequence[str], group_size: int) -> set[int]:
+        """Rows that are longer than the model's context and left out; ValueError for those that cannot be read at all."""
+        left_out = set()
         for index, row in enumerate(rows):
             name = names[index // group_size]
             if not row.ids:
@@ -193,14 +219,20 @@ class RewardModel:
                     f"{max(row.ids)} for {name}"
                 )
             if self._row_limit is not None and len(row.ids) > self._row_limit:
-                raise ValueError(
+                words = (
                     f"responses: expected rows of at most {self._row_limit} tokens (the reward model's context), got "
                     f"{len(row.ids)} for response {index % group_size} of {name}"
                 )
+                if self.on_overflow == "error":
+                    raise ValueError(words)
+                left_out.add(index)
+                self._say(f"{words}; such rows get the mean score of their group and no gradient", once="overflow")
+        return left_out
 
     def _run(
         self,
         rows: Sequence[MappedRow],
+        left_out: set[int],
         names: Sequence[str],
         responses: Sequence[Sequence[int]],
         group_size: int,
@@ -217,17 +249,20 @@ class RewardModel:
         table = self._embedding_table() if gradient else None
         reward_grad = None if table is None else table.new_zeros(len(ids), table.shape[1])
 
-        split = self._split(rows, group_size, gradient)
         first = torch.tensor([0, *(len(response) for response in responses)]).cumsum(0).tolist()
+        read = [row for row in range(len(rows)) if row not in left_out]
+        split = self._split(rows, group_size, gradient)
 
-        def keep(row: int, row_gradient: Tensor) -> None:
+        def keep(place: int, row_gradient: Tensor) -> None:
             assert reward_grad is not None
+            row = read[place]
             tokens = first[row] + torch.nonzero(mapped[first[row] : first[row + 1]]).squeeze(1)
             reward_grad[tokens.to(device)] = row_gradient[(position[tokens] - len(split[row].prefix)).to(device)]
 
-        score, self.max_tokens_per_batch = score_rows(
-            self._scorer, split, self.max_tokens_per_batch, keep if gradient else None, self._say
+        scores, self.max_tokens_per_batch = score_rows(
+            self._scorer, [split[row] for row in read], self.max_tokens_per_batch, keep if gradient else None, self._say
         )
+        score = fill_with_group_mean(scores, read, len(rows), group_size)
         bad = set(torch.nonzero(~score.isfinite()).flatten().tolist())
         if reward_grad is not None:
             bad |= set(owner[(~reward_grad.sum(1, dtype=torch.float32).isfinite()).cpu()].tolist())
@@ -255,10 +290,10 @@ class RewardModel:
             return whole(rows)
         return split_rows(rows, group_size)
 
-    def _say(self, words: str) -> None:
-        """A warning, each only once."""
-        if words not in self._said:
-            self._said.add(words)
+    def _say(self, words: str, once: str | None = None) -> None:
+        """A warning; the same words, or words of the same kind `once`, come only once."""
+        if (once or words) not in self._said:
+            self._said.add(once or words)
             warnings.warn(f"reward model: {words}", RuntimeWarning, stacklevel=2)
 
     def _embedding_table(self) -> Tensor:
@@ -268,9 +303,8 @@ class RewardModel:
 
 
 def _group_size(prompts: Sequence[Messages]) -> int:
-    """How often each prompt comes in a row, where all come equally often; else 1."""
-    sizes = {len(list(group)) for _, group in groupby(prompts)}
-    return sizes.pop() if len(sizes) == 1 else 1
+    """The largest size of which all runs of equal prompts are multiples."""
+    return math.gcd(*(len(list(run)) for _, run in groupby(prompts))) or 1
 
 
 def _row_limit(model: nn.Module) -> int | None:
