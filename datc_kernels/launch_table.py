@@ -30,22 +30,22 @@ POINTERS = Tiling(128, 128, 32, warps=8, stages=4)
 # float32 products, exact: no tensor cores.
 FLOAT32 = Tiling(64, 64, 32, warps=8, stages=3)
 # Logits in memory and no product: one warp a row.
-ROWS = Tiling(4, 1024, 0, warps=4, stages=1, slice=8192)
+ROWS = Tiling(1, 1024, 0, warps=1, stages=1, slice=8192)
 
 WIDE_FROM = 3072  # D + K
 
 
-def choose_tilings(width: int, *, half: bool, descriptors: bool) -> tuple[Tiling, ...]:
+def choose_tilings(width: int, *, half: bool, descriptors: bool, plain: bool = True) -> tuple[Tiling, ...]:
     """Tilings from the widest tile to the narrowest, each for what the ones before leave over; the last also takes ragged ends.
 
     width is D + K, `half` whether every product is one of half-precision tensors, `descriptors` whether the architecture has them
-    and the operands allow them.
+    and the operands allow them, `plain` that there is neither bias nor soft-cap, for which the wide tile has no registers left.
     """
     if not half:
         return (FLOAT32,)
     if not descriptors:
         return (POINTERS,)
-    return (WIDE, NARROW) if width >= WIDE_FROM else (NARROW,)
+    return (WIDE, NARROW) if plain and width >= WIDE_FROM else (NARROW,)
 
 
 def has_descriptors(capability: tuple[int, int]) -> bool:
@@ -76,15 +76,21 @@ class Segment:
         return 8 if self.rewarded else 4
 
 
-def split_columns(vocab_size: int, rewarded_columns: int, tilings: tuple[Tiling, ...]) -> list[Segment]:
-    """Segments in column order, those with reward rows first; whole tiles apart from the ragged ends."""
+def split_columns(
+    vocab_size: int, rewarded_columns: int, tilings: tuple[Tiling, ...], others: tuple[Tiling, ...] | None = None
+) -> list[Segment]:
+    """Segments in column order, those with reward rows first; whole tiles apart from the ragged ends.
+
+    `others` are the tilings of columns without a reward row, where they differ.
+    """
     segments = []
     for first, stop, rewarded in ((0, rewarded_columns, True), (rewarded_columns, vocab_size, False)):
-        for tiling in tilings:
+        choice = tilings if rewarded or others is None else others
+        for tiling in choice:
             whole = (stop - first) // tiling.columns * tiling.columns
             if whole:
                 segments.append(Segment(first, first + whole, rewarded, tiling))
             first += whole
         if first < stop:
-            segments.append(Segment(first, stop, rewarded, tilings[-1]))
+            segments.append(Segment(first, stop, rewarded, choice[-1]))
     return segments

@@ -45,11 +45,21 @@ def product_tile(
 
 
 @triton.jit
-def given_tile(x, row, last, column0, stop, row_stride, column_stride, beyond, COLUMNS: tl.constexpr):
-    """Columns from column0 on of a matrix in memory, float32 [rows, COLUMNS]; `beyond` from column `stop` on."""
+def given_tile(
+    x, row, last, column0, stop, row_stride, column_stride, beyond, COLUMNS: tl.constexpr, RAGGED: tl.constexpr
+):  # fmt: skip
+    """Columns from column0 on of a matrix in memory, float32 [rows, COLUMNS]; RAGGED: `beyond` from column `stop` on."""
     column = column0 + tl.arange(0, COLUMNS)
-    at = tl.minimum(row, last).to(tl.int64)[:, None] * row_stride + column.to(tl.int64)[None, :] * column_stride
-    return tl.load(x + at, mask=(column < stop)[None, :], other=beyond).to(tl.float32)
+    at = x + tl.minimum(row, last).to(tl.int64)[:, None] * row_stride + column.to(tl.int64)[None, :] * column_stride
+    tile = tl.load(at, mask=(column < stop)[None, :], other=beyond) if RAGGED else tl.load(at)
+    return tile.to(tl.float32)
+
+
+@triton.jit
+def given_column(x, row, column, inside, row_stride, column_stride):
+    """x[row, column] [rows] of a matrix in memory, 0 where not `inside`."""
+    at = x + row.to(tl.int64) * row_stride + column.to(tl.int64) * column_stride
+    return tl.load(at, mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit

@@ -74,7 +74,8 @@ def forward(x: LinearInputs) -> tuple[Tensor, Tensor]:
             enable_fp_fusion=True,
         )
 
-    tilings = choose_tilings(width, half=half, descriptors=descriptors)
+    plain = x.bias is None and x.transform.softcap is None
+    tilings = choose_tilings(width, half=half, descriptors=descriptors, plain=plain)
     segments = split_columns(x.support.vocab_size, x.support.rewarded_columns if reward else 0, tilings)
     return fold_segments(ids, x.support, segments, reward=reward, launch=launch)
 

@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ..launch_table import ROWS, Segment, Tiling, choose_tilings
+from ..launch_table import ROWS, Segment, Tiling, choose_tilings, split_columns
 from ..triton_fold import fold_segments
 from ..triton_gradient import logit_gradient_into
 from ..triton_operands import TransformArguments, must_upcast, native_product, operand, use_descriptors
@@ -59,6 +59,7 @@ def forward(x: LogitsInputs) -> tuple[Tensor, Tensor]:
             SLICE=t.slice,
             REWARD=segment.rewarded,
             PRODUCT=multiply,
+            RAGGED=segment.ragged,
             DESCRIPTORS=described,
             EVEN_K=multiply and left.shape[1] % t.depth == 0,
             UPCAST=multiply and must_upcast(left, table),
@@ -69,9 +70,7 @@ def forward(x: LogitsInputs) -> tuple[Tensor, Tensor]:
         )
 
     rewarded = x.support.rewarded_columns if has_reward else 0
-    segments = [Segment(0, rewarded, True, tilings[0])] if rewarded else []
-    if rewarded < x.support.vocab_size:
-        segments.append(Segment(rewarded, x.support.vocab_size, False, ROWS))
+    segments = split_columns(x.support.vocab_size, rewarded, tilings, (ROWS,))
     return fold_segments(ids, x.support, segments, reward=has_reward, launch=launch)
 
 

@@ -13,7 +13,7 @@ from ..triton_state import (
     tile_logit_sums,
     tile_reward_sums,
 )
-from ..triton_tiles import given_tile, local_ids, product_tile, row_factor, soft_capped
+from ..triton_tiles import given_column, given_tile, local_ids, pick_column, product_tile, row_factor, soft_capped
 
 
 @triton.jit
@@ -28,11 +28,15 @@ def logits_credit_kernel(
     rows, first, stop, vocab_size, table_last, K,
     scale, softcap, factor,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, SLICE: tl.constexpr,
-    REWARD: tl.constexpr, PRODUCT: tl.constexpr,
+    REWARD: tl.constexpr, PRODUCT: tl.constexpr, RAGGED: tl.constexpr,
     DESCRIPTORS: tl.constexpr, EVEN_K: tl.constexpr, UPCAST: tl.constexpr,
     SOFTCAP: tl.constexpr, HAS_ROW_TEMPERATURE: tl.constexpr,
 ):  # fmt: skip
-    """Partial states of columns [first, stop), a slot a slice of SLICE columns; every tile is masked at `stop`."""
+    """Partial states of columns [first, stop), a slot a slice of SLICE columns.
+
+    RAGGED: the last tile reaches beyond `stop` and is masked; otherwise stop - first is a multiple of COLUMNS. The sampled
+    column's numbers that lie in memory are read once more, the same bits.
+    """
     n_slices = tl.cdiv(stop - first, SLICE)
     block = tl.program_id(0) // n_slices
     piece = tl.program_id(0) % n_slices
@@ -43,16 +47,19 @@ def logits_credit_kernel(
     rate = c * LOG2_E
     x_t, Q, R, H = empty_logit_sums(ROWS)
     u_t, S1, S2, S3 = empty_reward_sums(ROWS)
-    x_y = tl.zeros((ROWS,), tl.float32)
-    reward_y = tl.zeros((ROWS,), tl.float32)
     lower = first + piece * SLICE
     upper = tl.minimum(lower + SLICE, stop)
+    here = (y >= lower) & (y < upper)
+    x_y = given_column(logits, row, y, here & (row < rows), logits_row, logits_col)
+    if SOFTCAP:
+        x_y = soft_capped(x_y, scale, softcap)
+    reward_y = tl.zeros((ROWS,), tl.float32)
+    if REWARD and not PRODUCT:
+        reward_y = given_column(reward, row, y, here & (row < rows), reward_row, reward_col)
     for column0 in range(lower, upper, COLUMNS):
-        sampled = (column0 + tl.arange(0, COLUMNS))[None, :] == y[:, None]
-        x = given_tile(logits, row, last, column0, upper, logits_row, logits_col, -float("inf"), COLUMNS)
+        x = given_tile(logits, row, last, column0, upper, logits_row, logits_col, -float("inf"), COLUMNS, RAGGED)
         if SOFTCAP:
             x = soft_capped(x, scale, softcap)
-        x_y += tl.sum(tl.where(sampled, x, 0.0), axis=1)
         tile_x, tile_Q, tile_R, tile_H, e = tile_logit_sums(x, rate, MASKABLE=True)
         if REWARD:
             if PRODUCT:
@@ -60,9 +67,9 @@ def logits_credit_kernel(
                     grad, table, row0, column0, last, table_last, grad_row, grad_col, table_row, table_col, K,
                     ROWS, COLUMNS, DEPTH, DESCRIPTORS, EVEN_K, UPCAST,
                 )  # fmt: skip
+                reward_y += pick_column(u, y - column0, ROWS, COLUMNS)
             else:
-                u = given_tile(reward, row, last, column0, upper, reward_row, reward_col, 0.0, COLUMNS)
-            reward_y += tl.sum(tl.where(sampled, u, 0.0), axis=1)
+                u = given_tile(reward, row, last, column0, upper, reward_row, reward_col, 0.0, COLUMNS, RAGGED)
             tile_u, tile_S1, tile_S2, tile_S3 = tile_reward_sums(u, e, MASKABLE=True)
             u_t, S1, S2, S3 = merge_reward_sums(
                 x_t, Q, R, u_t, S1, S2, S3, tile_x, tile_Q, tile_R, tile_u, tile_S1, tile_S2, tile_S3, rate
@@ -71,7 +78,6 @@ def logits_credit_kernel(
 
     at = partials + piece.to(tl.int64) * rows * (8 if REWARD else 4)
     store_logit_sums(at, row, rows, x_t * c, Q, R, H)
-    here = (y >= lower) & (y < upper)
     store_sampled(z_y, row, rows, here, x_y * c)
     if REWARD:
         store_reward_sums(at + 4 * rows, row, rows, u_t, S1, S2, S3)

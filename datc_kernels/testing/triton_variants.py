@@ -30,7 +30,7 @@ def no_descriptors(*_: torch.Tensor) -> bool:
 @contextmanager
 def using_triton(variant: str) -> Iterator[str]:
     """The name to pass as `backend`; inside, the kernels run as the variant says."""
-    patches = []
+    patches: list[Any] = []
     if "pointers" in variant:
         patches += [patch.object(module, "use_descriptors", no_descriptors) for module in (linear, logits, triton_operands)]
     if "small tiles" in variant:

@@ -158,6 +158,7 @@ def test_no_tokens(triton_backend):
 def test_tilings_follow_sizes_and_dtypes():
     assert choose_tilings(9216, half=True, descriptors=True) == (WIDE, NARROW)
     assert choose_tilings(2048, half=True, descriptors=True) == (NARROW,)
+    assert choose_tilings(9216, half=True, descriptors=True, plain=False) == (NARROW,)
     assert choose_tilings(9216, half=True, descriptors=False) == (POINTERS,)
     assert choose_tilings(9216, half=False, descriptors=True) == (FLOAT32,)
 

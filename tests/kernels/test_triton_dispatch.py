@@ -47,16 +47,13 @@ for call in (lambda b: dk.linear_credit(h, w, y, backend=b), lambda b: dk.logits
     try:
         call("triton")
     except RuntimeError as error:
-        print(str(error)[:40])
+        print(str(error).partition(" here: ")[0])
 """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
     reason, *errors = done.stdout.splitlines()
     assert "no CUDA device" in reason, done.stderr
-    assert (
-        errors == ["backend: 'triton' cannot run here: there"] * 3
-        or [e[:34] for e in errors] == ["backend: 'triton' cannot run here:"] * 3
-    ), done.stdout
+    assert errors == ["backend: 'triton' cannot run"] * 3, done.stdout
 
 
 def test_k58_opcheck():
