@@ -1,0 +1,84 @@
+"""From hidden states and a scored rollout to token advantages: what a trainer of one's own calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from datc_kernels import TokenCredit, TokenWeights, allocate_weights, linear_credit
+from datc_train.types import ScoredRollout
+
+
+@dataclass(frozen=True)
+class TokenAdvantages:
+    """N response tokens end to end, of B responses."""
+
+    value: Tensor  # [N] float32, A w: what takes the place of the response's advantage A
+    weights: TokenWeights  # weight [N], temperature [B]
+    credit: TokenCredit  # logprob, entropy, credit, ... [N]; constants here
+
+
+def token_advantages(
+    hidden: Tensor,
+    head_weight: Tensor,
+    response_ids: Tensor,
+    lengths: Tensor,
+    scored: ScoredRollout,
+    advantage: Tensor,
+    *,
+    head_bias: Tensor | None = None,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    vocab_size: int | None = None,
+    ceiling: float = 4.0,
+    utility: str = "advantage",
+    backend: str | None = None,
+) -> TokenAdvantages:
+    """A w for every response token, w the DATC weights (mean 1 in each response, within [1/ceiling, ceiling]).
+
+    Args:
+        hidden: [N, D], what the LM head reads to predict each response token, of the policy that sampled; no gradient is kept.
+        head_weight: [V, D]; head_bias [V] or None.
+        response_ids: [N], responses end to end, stop tokens included.
+        lengths: [B], sums to N.
+        scored: of the same tokens, from `RewardModel.score` with gradient; tensors move to hidden's device.
+        advantage: [B], one a response, however the trainer makes it.
+        temperature: of sampling. softcap, logit_scale: of the model's logits.
+        vocab_size: columns that can be sampled; None: all.
+        ceiling, utility, backend: see `datc_kernels.allocate_weights` and `linear_credit`.
+
+    Raises:
+        ValueError: beginning with the argument's name; `scored` without gradient among them.
+        RuntimeError: a backend that cannot run here.
+    """
+    if scored.reward_grad is None or scored.reward_embedding is None:
+        raise ValueError("scored: expected a rollout scored with gradient=True, got one without reward_grad")
+    device = hidden.device
+    credit = linear_credit(
+        hidden.detach(),
+        head_weight.detach(),
+        response_ids,
+        scored.reward_grad.to(device),
+        scored.reward_embedding.to(device),
+        bias=None if head_bias is None else head_bias.detach(),
+        temperature=temperature,
+        softcap=softcap,
+        logit_scale=logit_scale,
+        vocab_size=vocab_size,
+        backend=backend,
+    )
+    assert credit.credit is not None
+    advantage = advantage.to(device).float()
+    weights = allocate_weights(
+        credit.credit,
+        advantage,
+        lengths,
+        frozen=scored.frozen.to(device),
+        ceiling=ceiling,
+        utility=utility,
+        backend=backend,
+    )
+    response = advantage.repeat_interleave(lengths, output_size=len(response_ids))
+    return TokenAdvantages(response * weights.weight, weights, credit)

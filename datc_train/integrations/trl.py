@@ -1,0 +1,290 @@
+"""DATC in TRL: `GRPOTrainer` with one more argument.
+
+    trainer = DATCTrainer(model=..., reward_funcs=[RewardModel(...)], args=..., train_dataset=..., datc={"ceiling": 4.0})
+
+TRL generates, scores, normalises and optimises. Where it hands over a scored rollout, [B] advantages become [B, T], A w, which
+its loss takes as they are; its buffering carries them through every inner iteration. Nothing of TRL is copied or patched.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import torch
+import trl
+from accelerate.utils import gather_object
+from torch import Tensor
+from trl import GRPOTrainer
+
+from datc_kernels import effective_sample_ratio, predicted_gain
+from datc_train.integrations.token_advantages import TokenAdvantages, token_advantages
+from datc_train.policy import Policy, take_policy
+from datc_train.reward import RewardModel
+from datc_train.types import ScoredRollout
+
+# Held against the stock trainer in this repository's tests: with w = 1 the same bits.
+LOSSES = ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo")
+METHODS = ("datc", "grpo")
+
+
+@dataclass(frozen=True)
+class DATCConfig:
+    """What `DATCTrainer` adds to TRL's arguments.
+
+    Args:
+        method: "datc", or "grpo": the stock trainer, bit for bit.
+        ceiling: lambda; weights lie within [1/ceiling, ceiling].
+        utility: "advantage", or "sign" (the sign of the advantage only).
+        backend: of the kernels; None takes the fastest exact one of the device.
+
+    Raises ValueError, beginning with the key, for values that cannot be.
+    """
+
+    method: str = "datc"
+    ceiling: float = 4.0
+    utility: str = "advantage"
+    backend: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {self.method!r}")
+        if isinstance(self.ceiling, bool) or not isinstance(self.ceiling, int | float) or not 1 <= self.ceiling < float("inf"):
+            raise ValueError(f"ceiling: expected a finite number of at least 1, got {self.ceiling!r}")
+        if self.utility not in ("advantage", "sign"):
+            raise ValueError(f"utility: expected advantage or sign, got {self.utility!r}")
+
+
+class DATCTrainer(GRPOTrainer):
+    """TRL's GRPOTrainer with token credit. All of its arguments, and
+
+    datc  a DATCConfig, a dict of its keys, or None for the defaults
+
+    The first `RewardModel` in `reward_funcs` gives the credit beside its reward; other reward functions and `reward_weights`
+    work as ever, and the advantage stays TRL's.
+
+    Raises:
+        ValueError: no RewardModel, or several; an option of TRL under which token weights vanish or are wrong; a policy whose
+            LM head is not one plain linear layer.
+        RuntimeError: when training starts, a TRL whose loss does not use each token's own advantage.
+    """
+
+    _tag_names: ClassVar[list[str]] = ["trl", "grpo", "datc"]
+
+    def __init__(self, *args: Any, datc: DATCConfig | dict[str, Any] | None = None, **kwargs: Any) -> None:
+        self.datc = _config(datc)
+        super().__init__(*args, **kwargs)
+        self._recorder: _Recorder | None = None
+        self._loss_is_checked = self.datc.method == "grpo"
+        if self.datc.method == "grpo":
+            return
+        models = [i for i, function in enumerate(self.reward_funcs) if isinstance(function, RewardModel)]
+        if len(models) != 1:
+            raise ValueError(
+                "reward_funcs: expected exactly one datc_train.reward.RewardModel, whose gradient gives the credit, got "
+                f"{len(models)}"
+            )
+        self._check_options()
+        self._policy()
+        self._recorder = _Recorder(self.reward_funcs[models[0]])
+        self.reward_funcs[models[0]] = self._recorder
+
+    def _check_options(self) -> None:
+        """Raises ValueError for what would drop, cancel or misread weights."""
+        arguments = self.args
+        reasons = {
+            "importance_sampling_level": (
+                arguments.importance_sampling_level != "token",
+                "token: a sequence's ratio has the same gradient for all tokens, which cancels weights of mean 1",
+            ),
+            "loss_type": (arguments.loss_type not in LOSSES, f"one of {', '.join(LOSSES)}, which take token advantages"),
+            "use_liger_kernel": (
+                bool(getattr(arguments, "use_liger_kernel", False)),
+                "False: Liger's loss takes one advantage a response",
+            ),
+        }
+        for name, (wrong, expected) in reasons.items():
+            if wrong:
+                raise ValueError(f"{name}: expected {expected}; got {getattr(arguments, name)!r}")
+
+    def _policy(self) -> Policy:
+        model = self.accelerator.unwrap_model(self.model)
+        tokenizer = getattr(self.processing_class, "tokenizer", self.processing_class)
+        return take_policy(model, tokenizer, starts_at_base=True, reference=False)
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if self._recorder is None:
+            return super()._generate_and_score_completions(inputs)
+        training = self.model.training
+        self._recorder.gradient = training
+        output = super()._generate_and_score_completions(inputs)
+        scored, responses = self._recorder.take()
+        if not training:
+            return output
+        started = time.perf_counter()
+        advantages = output["advantages"]
+        lengths = torch.tensor([len(ids) for ids in responses], device=advantages.device)
+        made = self._token_advantages(output, lengths, scored)
+        columns = torch.arange(output["completion_ids"].shape[1], device=advantages.device)
+        real = columns < lengths[:, None]  # [B, T]; padding keeps weight 1
+        token = advantages[:, None].expand(real.shape).clone()
+        token[real] = made.value.to(token.dtype)
+        self._log_credit(made, advantages, lengths, scored, time.perf_counter() - started)
+        return output | {"advantages": token}
+
+    def _token_advantages(self, output: dict[str, Any], lengths: Tensor, scored: ScoredRollout) -> TokenAdvantages:
+        policy = self._policy()
+        hidden = self._hidden_states(policy, output, lengths)
+        real = torch.arange(output["completion_ids"].shape[1], device=lengths.device) < lengths[:, None]
+        return token_advantages(
+            hidden,
+            policy.weight,
+            output["completion_ids"][real],
+            lengths,
+            scored,
+            output["advantages"],
+            head_bias=policy.bias,
+            temperature=self.temperature,
+            softcap=policy.softcap,
+            logit_scale=policy.logit_scale,
+            ceiling=self.datc.ceiling,
+            utility=self.datc.utility,
+            backend=self.datc.backend,
+        )
+
+    @torch.no_grad()
+    def _hidden_states(self, policy: Policy, output: dict[str, Any], lengths: Tensor) -> Tensor:
+        """[N, D]: one pass of the decoder in evaluation mode, a training batch of rows at a time; the LM head is not called."""
+        prompt_ids, completion_ids = output["prompt_ids"], output["completion_ids"]
+        width, steps = prompt_ids.shape[1], completion_ids.shape[1]
+        # From the lengths: TRL empties the mask of truncated responses that it leaves out of the loss.
+        real = torch.arange(steps, device=lengths.device) < lengths[:, None]
+        ids = torch.cat([prompt_ids, completion_ids], 1)
+        mask = torch.cat([output["prompt_mask"], real.to(output["prompt_mask"].dtype)], 1)
+        modules = [module for module in policy.model.modules() if module.training]
+        policy.model.eval()
+        try:
+            parts = []
+            size = self.args.per_device_train_batch_size
+            for start in range(0, len(ids), size):
+                rows = slice(start, start + size)
+                with self.compute_loss_context_manager():
+                    states = policy.backbone(input_ids=ids[rows], attention_mask=mask[rows], use_cache=False).last_hidden_state
+                parts.append(states[:, width - 1 : width - 1 + steps][real[rows]])
+        finally:
+            for module in modules:
+                module.training = True
+        return torch.cat(parts)
+
+    def _log_credit(
+        self, made: TokenAdvantages, advantages: Tensor, lengths: Tensor, scored: ScoredRollout, seconds: float
+    ) -> None:
+        weight = made.weights.weight
+        owner = torch.repeat_interleave(torch.arange(len(lengths), device=weight.device), lengths)
+        edge = ((weight >= self.datc.ceiling * (1 - 1e-4)) | (weight <= (1 + 1e-4) / self.datc.ceiling)) & (weight != 1.0)
+        band = torch.zeros(len(lengths), device=weight.device).index_put_((owner[edge],), torch.ones((), device=weight.device))
+        assert made.credit.credit is not None
+        values = {
+            "datc/ess": effective_sample_ratio(weight, lengths).mean(),
+            "datc/tau": made.weights.temperature.mean(),
+            "datc/band_share": band.mean(),
+            "datc/predicted_gain": predicted_gain(made.credit.credit, advantages.float(), weight, lengths).mean(),
+            "datc/mapped": scored.mapped.float().mean().to(weight.device),
+            "datc/credit_seconds": torch.tensor(seconds, device=weight.device),
+        }
+        for name, value in values.items():
+            self._metrics["train"][name].append(self.accelerator.gather(value.float()).mean().item())
+        per_response = [[round(w, 3) for w in part.tolist()] for part in weight.split(lengths.tolist())]
+        self._logs["extra"]["datc_weight"].extend(gather_object(per_response))
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        if not self._loss_is_checked and self.model.training:
+            self._check_loss(model, inputs)
+            self._loss_is_checked = True
+        return super()._compute_loss(model, inputs)
+
+    def _check_loss(self, model: Any, inputs: dict[str, Any]) -> None:
+        """Hold TRL's loss against the contract once, on the first batch, without a pass of the model.
+
+        With the ratio 1, the derivative by log p_t minus that at advantage 0 (the KL term's) is -c A_t, one c > 0 a response.
+
+        Raises RuntimeError where it is not.
+        """
+        problem = f"TRL {trl.__version__} with loss_type={self.args.loss_type!r} does not use each token's own advantage; "
+        problem += "token credit would be lost or wrong, so training stops here"
+        advantages = inputs["advantages"]
+        if advantages.shape != inputs["completion_ids"].shape:
+            raise RuntimeError(f"{problem} (advantages arrive as {list(advantages.shape)})")
+        mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+        probe = advantages + torch.linspace(0.5, 1.5, advantages.shape[1], device=advantages.device) * advantages.abs().mean()
+        with_probe, without = (self._derivative(model, inputs, a) for a in (probe, torch.zeros_like(probe)))
+        for row in range(len(probe)):
+            kept = mask[row].bool() & (probe[row] != 0)
+            if int(kept.sum()) < 2:
+                continue
+            share = -(with_probe - without)[row][kept] / probe[row][kept]
+            if not bool(share.min() > 0) or float(share.max() - share.min()) > 1e-3 * float(share.mean()):
+                raise RuntimeError(problem)
+
+    def _derivative(self, model: Any, inputs: dict[str, Any], advantages: Tensor) -> Tensor:
+        """dL / d log p [B, T] of TRL's loss, at log-probabilities that equal the old policy's."""
+        old = inputs.get("old_per_token_logps")
+        leaf = (torch.full_like(advantages, -1.0) if old is None else old.detach().clone()).float().requires_grad_(True)
+        changed = dict(inputs) | {"advantages": advantages}
+        for ratio in ("importance_sampling_ratio",):
+            if ratio in changed:
+                changed[ratio] = torch.ones_like(changed[ratio])
+        metrics = {mode: {name: list(values) for name, values in by_name.items()} for mode, by_name in self._metrics.items()}
+        flag = self.model.training
+        self._get_per_token_logps_and_entropies = lambda *_, **__: (leaf, torch.zeros_like(leaf).detach(), leaf.new_zeros(()))
+        self.model.training = False  # the flag of the top module alone: TRL takes it for the mode, nothing runs through the model
+        try:
+            with torch.enable_grad():
+                loss = super()._compute_loss(model, changed)
+            (derivative,) = torch.autograd.grad(loss, leaf)
+        finally:
+            del self._get_per_token_logps_and_entropies
+            self.model.training = flag
+            for mode, by_name in self._metrics.items():
+                for name in list(by_name):
+                    if name in metrics[mode]:
+                        by_name[name] = metrics[mode][name]
+                    else:
+                        del by_name[name]
+        return derivative
+
+
+class _Recorder:
+    """A reward function in front of a RewardModel: scores as it would, and keeps what the credit needs."""
+
+    def __init__(self, reward: RewardModel) -> None:
+        self.reward = reward
+        self.gradient = False
+        self.__name__ = reward.__name__
+        self._kept: tuple[ScoredRollout, list[list[int]]] | None = None
+
+    def __call__(
+        self, prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Sequence[Sequence[int]], **columns: Any
+    ) -> list[float]:
+        scored = self.reward.score_call(prompts, completions, completion_ids, gradient=self.gradient)
+        self._kept = (scored, [list(ids) for ids in completion_ids])
+        return [float(value) for value in scored.score.tolist()]
+
+    def take(self) -> tuple[ScoredRollout, list[list[int]]]:
+        assert self._kept is not None
+        kept, self._kept = self._kept, None
+        return kept
+
+
+def _config(datc: DATCConfig | dict[str, Any] | None) -> DATCConfig:
+    if datc is None or isinstance(datc, DATCConfig):
+        return datc or DATCConfig()
+    if not isinstance(datc, dict):
+        raise ValueError(f"datc: expected a DATCConfig, a dict of its keys or None, got {type(datc).__name__}")
+    known = {field.name for field in fields(DATCConfig)}
+    unknown = sorted(set(datc) - known)
+    if unknown:
+        raise ValueError(f"datc: no such key {unknown[0]!r}; known are {', '.join(sorted(known))}")
+    return DATCConfig(**datc)
