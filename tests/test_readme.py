@@ -16,13 +16,19 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
-@pytest.mark.parametrize("index", range(len(blocks("python"))))
-def test_python_blocks_run(index: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", blocks("python")[index]]
+INTEGRATIONS = (ROOT / "datc_train" / "integrations" / "README.md").read_text(encoding="utf-8")
+PAGES = {"README": README, "integrations": INTEGRATIONS}
+
+
+@pytest.mark.parametrize(
+    ("page", "index"), [(page, i) for page, text in PAGES.items() for i in range(len(blocks("python", text)))]
+)
+def test_python_blocks_run(page: str, index: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", blocks("python", PAGES[page])[index]]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
