@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache
 
+from datc_train.reward.last_layer import read_only_at
 from datc_train.reward.mapped_rows import MappedRow
 from datc_train.reward.micro_batches import SplitRow
 from datc_train.reward.pooling import pooled_score
@@ -73,7 +74,7 @@ def read_prefixes(scorer: Scorer, prefixes: Sequence[tuple[int, ...]]) -> Past:
     lengths = torch.tensor([len(prefix) for prefix in prefixes], device=scorer.device)
     positions = torch.arange(width, device=scorer.device) - (width - lengths[:, None])
     cache = DynamicCache(config=scorer.backbone.config)
-    with torch.no_grad():
+    with torch.no_grad(), read_only_at(scorer.backbone, torch.full_like(lengths, width - 1)):
         scorer.hidden(scorer.embedding(ids), (positions >= 0).long(), positions.clamp(min=0), cache)
     return Past(cache, lengths, width)
 
@@ -94,7 +95,8 @@ def read_rests(
     longest = max(map(len, rests))
     ids = torch.tensor([[*rest, *[rest[-1]] * (longest - len(rest))] for rest in rests], device=device)
     columns = torch.arange(longest, device=device)
-    mask = (columns < torch.tensor([len(rest) for rest in rests], device=device)[:, None]).long()
+    lengths = torch.tensor([len(rest) for rest in rests], device=device)
+    mask = (columns < lengths[:, None]).long()
     positions, attended, cache = columns.expand(len(rests), -1), mask, None
     if past is not None:
         past = past.select(places)
@@ -104,7 +106,7 @@ def read_rests(
     with torch.no_grad():
         inputs = scorer.embedding(ids)
     inputs.requires_grad_(gradient)
-    with torch.set_grad_enabled(gradient):
+    with torch.set_grad_enabled(gradient), read_only_at(scorer.backbone, lengths - 1):
         hidden = scorer.hidden(inputs, attended, positions, cache)
         score = pooled_score(scorer.head, hidden, mask.to(hidden.device))
     # Rows do not see each other, so the gradient of the sum is each row's own.

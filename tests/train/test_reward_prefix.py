@@ -271,3 +271,39 @@ def test_whole_rows_have_nothing_before_them() -> None:
     rows = reward._rows.build(PROMPTS, ["", "", ""], [[300]] * 3, 1, set())
     assert [row.rest for row in whole(rows)] == [row.ids for row in rows]
     assert not any(row.prefix for row in whole(rows))
+
+
+# ---------------------------------------------------------------- the last layer
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_last_layer_is_worked_out_at_the_pooled_position_only(family: str) -> None:
+    """One position a row through its output projection and MLP, and nothing of it left behind afterwards."""
+    reward = reward_model(family)
+    reward.score(PROMPTS[:1], [[300]], 1)  # the first call tries the model out
+    shapes: list[tuple[str, torch.Size]] = []
+    for name, layer in (("first", reward.model.model.layers[0]), ("last", reward.model.model.layers[-1])):
+        layer.mlp.down_proj.register_forward_hook(lambda m, i, output, name=name: shapes.append((name, output.shape)))
+    responses = sampled(reward, 2)
+    reward.score(PROMPTS, responses, 2)
+    assert {shape[1] for name, shape in shapes if name == "last"} == {1}
+    assert all(shape[1] > 1 for name, shape in shapes if name == "first")
+    shapes.clear()
+    reward.model(input_ids=torch.tensor([[5, 6, 7]]))
+    assert [shape[1] for _, shape in shapes] == [3, 3]
+
+
+def test_other_backbones_are_left_as_they_are() -> None:
+    """A layer of somebody's own, under a name of a known family, keeps all of its positions."""
+    reward = reward_model()
+
+    class Own(type(reward.model.model.layers[-1])):  # type: ignore[misc]
+        pass
+
+    reward.model.model.layers[-1].__class__ = Own
+    shapes: list[torch.Size] = []
+    reward.model.model.layers[-1].mlp.register_forward_hook(lambda m, i, output: shapes.append(output.shape))
+    responses = sampled(reward, 2)
+    scored = reward.score(PROMPTS, responses, 2)
+    assert all(shape[1] > 1 for shape in shapes)
+    assert_equal_to_single_rows(reward, scored, responses, 2)
