@@ -17,6 +17,7 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
 from datc_train.config import Config
+from datc_train.ultrafeedback import SOURCE, SPLIT
 
 DESCRIPTION = "Train a language model with direction-aware token credit (DATC) or GRPO, and look at what it did."
 TRAIN_HELP = """Train a policy against a reward model.
@@ -36,6 +37,12 @@ Example: datc doctor --config quickstart --dry-run
 EXPORT_HELP = """Merge a run's adapter into its base in float32, write it as one folder, read it back and compare.
 
 Example: datc export runs/first
+"""
+DATA_HELP = """Prepare UltraFeedback: rl.jsonl (2,000 prompts to train on), heldout.jsonl (256), sft.jsonl (2,500 with answers).
+
+Which prompt goes where follows from a hash of seed and text, not from the order of rows.
+
+Example: datc data ultrafeedback --out data/ultrafeedback
 """
 BENCH_HELP = """Measure what DATC costs over GRPO in this trainer: the same tokens, in turn, medians by phase.
 
@@ -141,12 +148,20 @@ def _report(parser: ArgumentParser, arguments: Any) -> None:
     print(write_report(arguments.runs, arguments.out))
 
 
+def _data(parser: ArgumentParser, arguments: Any) -> None:
+    from datc_train.ultrafeedback import prepare
+
+    done = prepare(Path(arguments.out), source=arguments.source, split=arguments.split, seed=arguments.seed)
+    print(f"{arguments.out}: " + ", ".join(f"{size} {name}" for name, size in done.items()))
+
+
 COMMANDS: dict[str, Callable[[ArgumentParser, Any], None]] = {
     "train": _train,
     "report": _report,
     "doctor": _doctor,
     "export": _export,
     "bench": _bench,
+    "data": _data,
 }
 
 
@@ -177,6 +192,12 @@ def build_parser() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
     export.add_argument("run", type=str, help="the run's folder")
     export.add_argument("--out", type=str, help="folder to make; default: export in the run's folder")
     export.add_argument("--checkpoint", type=str, default="last", help="last, best (by evaluation), or a step")
+    data = command("data", DATA_HELP, "prepare a data set")
+    data.add_argument("what", choices=["ultrafeedback"], help="ultrafeedback: the paper's splits of it")
+    data.add_argument("--out", type=str, default="data/ultrafeedback", help="folder of the JSON lines")
+    data.add_argument("--source", type=str, default=SOURCE, help="a dataset's name, a folder or a Parquet file with its columns")
+    data.add_argument("--split", type=str, default=SPLIT, help="of the source")
+    data.add_argument("--seed", type=int, default=0, help="another seed deals the prompts out differently")
     bench = command("bench", BENCH_HELP, "measure what DATC costs over GRPO")
     bench.add_argument("what", choices=["overhead"], help="overhead: steps of GRPO and DATC on the same tokens, in turn")
     bench.add_argument("--json", type=str, help="write the result to this file, and a figure beside it")

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from datc_train.tables import is_table, table_rows
 from datc_train.types import Messages, Prompt
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -17,15 +18,38 @@ Row = str | Prompt | Messages | dict[str, Any]
 
 
 def find_prompts(
-    source: str | os.PathLike[str] | Sequence[Row], column: str = "prompt", *, held_out: bool = False
+    source: str | os.PathLike[str] | Sequence[Row],
+    column: str = "prompt",
+    *,
+    held_out: bool = False,
+    split: str = "train",
+    system_prompt: str | None = None,
 ) -> list[Prompt]:
-    """`load_prompts`, where a source may also be what comes with the package: "quickstart" or "quickstart-long"."""
+    """`load_prompts`, where a source may also be what comes with the package ("quickstart", "quickstart-long"), a Parquet
+    file, a folder, or a Hugging Face dataset's name; `split` is which part of those. `system_prompt` goes in front of prompts
+    that have none.
+
+    Raises as `load_prompts`; ValueError, beginning with `prompts`, for a source that `datasets` cannot read.
+    """
+    prompts = _find(source, column, held_out, split)
+    if system_prompt is None:
+        return prompts
+    system = {"role": "system", "content": system_prompt}
+    return [p if p.messages[0]["role"] == "system" else Prompt([system, *p.messages], p.columns) for p in prompts]
+
+
+def _find(source: str | os.PathLike[str] | Sequence[Row], column: str, held_out: bool, split: str) -> list[Prompt]:
     if isinstance(source, str) and source in ("quickstart", "quickstart-long"):
         from datc_train import quickstart
 
         if source == "quickstart-long":
             return load_prompts(quickstart.long_prompts())
         return load_prompts(quickstart.heldout_prompts() if held_out else quickstart.train_prompts())
+    if isinstance(source, str | os.PathLike) and is_table(source):
+        prompts = [_prompt(row, column, where) for row, where in table_rows(source, split)]
+        if not prompts:
+            raise ValueError(f"prompts: expected at least one, got none from {source}")
+        return prompts
     return load_prompts(source, column)
 
 
