@@ -14,7 +14,9 @@ RESERVED_TEMPLATE_KWARGS = frozenset(
 
 TRACKERS = ("tensorboard", "wandb", "trackio")
 
-Method = Literal["grpo", "datc"]
+Method = Literal[
+    "grpo", "datc", "datc_no_angle", "datc_shuffled", "datc_random", "entropy", "red", "p2t", "oar_g", "oar_p", "delta", "arca"
+]
 Loss = Literal["grpo"]
 
 
@@ -41,27 +43,34 @@ class Config:
         policy: the model to train: "quickstart" (SmolLM2-135M-Instruct), "tiny" (random), a folder or a hub name.
         reward: the reward model: "quickstart", "tiny", a folder or a hub name of a sequence classifier with one label; to
             measure time, "untrained-half" and "untrained-full": layers of the quickstart's policy under a random head.
-        prompts: what to train on: "quickstart" ("quickstart-long", to measure time), or a file of JSON lines.
+        prompts: what to train on: "quickstart" ("quickstart-long", to measure time), a file of JSON lines or Parquet, a folder
+            or a Hugging Face dataset's name (these through the package datasets).
         prompt_column: its column that holds the prompt, as text or as messages.
+        prompt_split: the split of a folder or a dataset.
+        system_prompt: goes in front of prompts that have none.
         eval_prompts: held-out prompts, two samples of each scored before and after training: "quickstart", a file, or null.
         eval_every: scored every so many steps as well; the best checkpoint by it is kept.
         eval_limit: at most so many of them.
         run_dir: folder of the run; null makes a new one under runs/. An existing folder is an error without resume.
         resume: "auto" goes on with the run in run_dir from its last checkpoint, or starts it where there is none.
-        steps: optimizer updates; every step samples afresh.
+        steps: optimizer updates; a multiple of those that a rollout gets.
         seed: of prompts' order, sampling and the adapter's start.
         device: "auto" (a GPU where there is one), "cpu", "cuda", "cuda:1", ...
         reward_device: where the reward model lives; null: with the policy.
         dtype: of the policy and the reward model.
-        method: how a response's advantage is shared out: "datc", or "grpo" (all tokens alike).
+        method: how a response's advantage is shared out over its tokens: "datc", "grpo" (all alike), or another one of
+            datc_train/credit/README.md.
         loss: the objective; see datc_train/losses.py.
         ceiling: lambda; weights lie within [1/ceiling, ceiling].
         utility: "advantage", or "sign" (the sign of the advantage only).
         beta: weight of the KL term to the policy that training started from; 0 runs no reference pass.
         clip: the ratio's clip range.
         mask_truncated: leave responses that were cut off out of the loss.
-        prompts_per_step: prompts a step.
+        prompts_per_step: prompts a rollout.
         group_size: responses a prompt.
+        epochs_per_rollout: so many times a rollout's responses are learned from.
+        updates_per_epoch: an epoch's updates, each on an equal part of the groups; credit and weights stay those of the policy
+            that sampled. Checkpoints, evaluations and stops wait for a rollout's last update.
         max_new_tokens: a response that has not stopped by then is cut off.
         max_prompt_tokens: a longer prompt is an error; null: no bound.
         temperature: of sampling, and of the policy that the loss and the credit see.
@@ -94,6 +103,8 @@ class Config:
     reward: str = "quickstart"
     prompts: str = "quickstart"
     prompt_column: str = "prompt"
+    prompt_split: str = "train"
+    system_prompt: str | None = None
     eval_prompts: str | None = None
     eval_limit: int = 24
     eval_every: int | None = None
@@ -113,6 +124,8 @@ class Config:
     mask_truncated: bool = False
     prompts_per_step: int = 8
     group_size: int = 8
+    epochs_per_rollout: int = 1
+    updates_per_epoch: int = 1
     max_new_tokens: int = 256
     max_prompt_tokens: int | None = None
     temperature: float = 1.0
@@ -148,7 +161,7 @@ class Config:
         full_half = self.lora is None and self.dtype == "float16"
         _require("dtype", self.dtype, not full_half, "float32 or bfloat16 without lora: AdamW underflows in float16")
         at_least_one = ("steps", "prompts_per_step", "max_new_tokens", "sample_batch_size", "micro_batch_tokens")
-        for key in (*at_least_one, "reward_batch_tokens", "eval_limit"):
+        for key in (*at_least_one, "reward_batch_tokens", "eval_limit", "epochs_per_rollout", "updates_per_epoch"):
             _require(key, getattr(self, key), getattr(self, key) >= 1, "at least 1")
         for key in ("schedule_steps", "save_every", "keep", "eval_every", "max_prompt_tokens"):
             value = getattr(self, key)
@@ -160,6 +173,9 @@ class Config:
             _require(key, getattr(self, key), getattr(self, key) < float("inf"), "a finite number")
         for key in ("temperature", "learning_rate", "max_grad_norm"):
             _require(key, getattr(self, key), 0 < getattr(self, key) < float("inf"), "a finite number above 0")
+        parts, updates = self.updates_per_epoch, self.updates_per_rollout
+        _require("updates_per_epoch", parts, self.prompts_per_step % parts == 0, "a divisor of prompts_per_step: whole groups")
+        _require("steps", self.steps, self.steps % updates == 0, f"a multiple of {updates}, the updates of a rollout")
         _require("group_size", self.group_size, self.group_size >= 2, "at least 2: advantages compare responses of a group")
         _require("ceiling", self.ceiling, 1 <= self.ceiling < float("inf"), "a finite number of at least 1")
         _require("clip", self.clip, 0 <= self.clip < 1, "in [0, 1)")
@@ -169,6 +185,10 @@ class Config:
         _require("trackers", ", ".join(unknown), not unknown, f"any of {', '.join(TRACKERS)}")
         taken = sorted(RESERVED_TEMPLATE_KWARGS & set(self.chat_template_kwargs))
         _require("chat_template_kwargs", ", ".join(taken), not taken, "keys of the template, not the trainer's own")
+
+    @property
+    def updates_per_rollout(self) -> int:
+        return self.epochs_per_rollout * self.updates_per_epoch
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

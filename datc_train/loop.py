@@ -10,7 +10,9 @@ from transformers import PreTrainedTokenizerBase
 
 from datc_kernels.dispatch import choose
 from datc_train.checkpoint import check_room, checkpoints, prune, restore, save_checkpoint
+from datc_train.clock import Clock
 from datc_train.config import Config, config_from
+from datc_train.credit import METHODS
 from datc_train.data import Row, find_prompts, prompt_batch
 from datc_train.evaluate import best_step, evaluate
 from datc_train.interrupt import Interrupted, StopRequest
@@ -24,7 +26,7 @@ from datc_train.reward.vocabulary import check_same_vocabulary
 from datc_train.rollout import TransformersSampler
 from datc_train.run_folder import RunFolder, check_run_dir
 from datc_train.score import RewardFunction, check_columns, check_reward
-from datc_train.step import Trainer
+from datc_train.step import Trainer, parts
 from datc_train.summary import summary
 from datc_train.trackers import Trackers, check_trackers
 from datc_train.types import Prompt
@@ -37,13 +39,14 @@ def train(
     reward: RewardModel | RewardFunction | None = None,
     prompts: str | Sequence[Row] | None = None,
 ) -> Path:
-    """Train a policy by DATC or GRPO and return the run's folder.
+    """Train a policy by the config's credit method and loss, and return the run's folder.
 
     Args:
         config: a `Config`, or a dict of its keys. Whatever else is given replaces what the config would load:
         policy: a causal language model of transformers, or a PEFT model; trained in place. Needs `tokenizer`.
         tokenizer: the policy's.
-        reward: a `RewardModel`, or for `grpo` any function (prompts, completions, completion_ids, **columns) -> list of float.
+        reward: a `RewardModel`, or for methods that need no more any function (prompts, completions, completion_ids,
+            **columns) -> list of float.
         prompts: a file of JSON lines, or a list of texts, messages, rows or `Prompt`s.
 
     Raises:
@@ -56,9 +59,10 @@ def train(
     check_run_dir(config)
     check_trackers(config)
     device = resolve_device(config.device)
-    train_prompts = find_prompts(config.prompts if prompts is None else prompts, config.prompt_column)
+    where: dict[str, Any] = {"column": config.prompt_column, "split": config.prompt_split, "system_prompt": config.system_prompt}
+    train_prompts = find_prompts(config.prompts if prompts is None else prompts, **where)
     prompt_batch(train_prompts, 1, config.prompts_per_step, config.seed)  # enough of them?
-    eval_prompts = [] if config.eval_prompts is None else find_prompts(config.eval_prompts, config.prompt_column, held_out=True)
+    eval_prompts = [] if config.eval_prompts is None else find_prompts(config.eval_prompts, held_out=True, **where)
     eval_prompts = eval_prompts[: config.eval_limit]
     if reward is not None:
         check_reward(reward, config.method)
@@ -66,11 +70,16 @@ def train(
             check_columns([*train_prompts, *eval_prompts])
     choose(config.backend, device)
     actor = load_policy(config, device, policy, tokenizer)
+    if METHODS[config.method].needs_base_hidden and not hasattr(actor.model, "peft_config"):
+        raise ValueError(
+            f"method: {config.method!r} compares the policy with and without its adapter, got one without (lora: null)"
+        )
     if isinstance(reward, RewardModel):
         check_same_vocabulary(actor.tokenizer, reward.policy_tokenizer)
     if reward is None:
         reward_device = device if config.reward_device is None else resolve_device(config.reward_device)
         reward = load_reward(config, reward_device, actor.tokenizer)
+        check_reward(reward, config.method)
     return _run(config, actor, reward, train_prompts, eval_prompts)
 
 
@@ -114,23 +123,32 @@ def _run(
             progress.say(f"Going on after step {done} of {folder.path}")
         else:
             evaluate_at(0)
-        for step in range(done + 1, config.steps + 1):
+        updates, first = config.updates_per_rollout, done + 1
+        for number in range(done // updates + 1, config.steps // updates + 1):
             if stop.signal is not None:
                 break
-            batch = prompt_batch(train_prompts, step, config.prompts_per_step, config.seed)
-            learning_rate = float(schedule.get_last_lr()[0])
-            one = trainer.step(step, batch, seed=_step_seed(config.seed, step), check_sampler=step == done + 1)
-            schedule.step()
-            history.append(step_metrics(step, one, ceiling=config.ceiling, learning_rate=learning_rate))
-            folder.append("metrics.jsonl", history[-1:])
-            folder.append("samples.jsonl", sample_lines(step, one, actor.tokenizer, config.samples_per_step))
-            trackers.log(history[-1], step)
-            progress.step(history[-1])
-            last = step == config.steps
-            best = evaluate_at(step) if last or _due(config.eval_every, step) else False
-            if last or best or _due(config.save_every, step) or stop.signal is not None:
-                checkpoint = save(step)
-            done = step
+            clock = Clock(actor.device)
+            batch = prompt_batch(train_prompts, number, config.prompts_per_step, config.seed)
+            rollout = trainer.sample(done + 1, batch, _rollout_seed(config.seed, number), clock)
+            lesson = trainer.prepare(done + 1, number, rollout, clock, updates=updates)
+            for index, part in enumerate(parts(lesson, config)):
+                step = done + 1
+                learning_rate = float(schedule.get_last_lr()[0])
+                one = trainer.update(step, part, clock, check_sampler=step == first)
+                clock = Clock(actor.device)
+                schedule.step()
+                history.append(step_metrics(step, one, ceiling=config.ceiling, learning_rate=learning_rate))
+                folder.append("metrics.jsonl", history[-1:])
+                if index < config.updates_per_epoch:  # later epochs see the same responses
+                    folder.append("samples.jsonl", sample_lines(step, one, actor.tokenizer, config.samples_per_step))
+                trackers.log(history[-1], step)
+                progress.step(history[-1])
+                done = step
+            # Only here: the buffer of a rollout is no part of a checkpoint.
+            last = done == config.steps
+            best = evaluate_at(done) if last or _due(config.eval_every, done, updates) else False
+            if last or best or _due(config.save_every, done, updates) or stop.signal is not None:
+                checkpoint = save(done)
         if done < config.steps:
             assert stop.signal is not None
             trackers.finish()
@@ -154,8 +172,9 @@ def _go_on(folder: RunFolder, actor: Policy, optimizer: Any, schedule: Any) -> t
     return done, whole[-1] if whole else folder.path
 
 
-def _due(every: int | None, step: int) -> bool:
-    return every is not None and step % every == 0
+def _due(every: int | None, step: int, updates: int) -> bool:
+    """Whether a multiple of `every` is among the last `updates` steps."""
+    return every is not None and step % every < updates
 
 
 def _sampler(config: Config, actor: Policy, group_size: int) -> TransformersSampler:
@@ -171,5 +190,5 @@ def _sampler(config: Config, actor: Policy, group_size: int) -> TransformersSamp
     )
 
 
-def _step_seed(seed: int, step: int) -> int:
-    return (seed * 1_000_003 + step) % 2**31
+def _rollout_seed(seed: int, number: int) -> int:
+    return (seed * 1_000_003 + number) % 2**31

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from datc_kernels import Candidates, effective_sample_ratio, predicted_gain
 from datc_train.advantages import frac_reward_zero_std
@@ -32,24 +33,31 @@ def step_metrics(
     tau_mean, band_share   temperature of the weights, and the share of responses with a weight at the band's edge
     negative_share         share of positions that are not frozen with A d < 0
     predicted_gain         mean over responses of sum (w - 1) A d
+    top_tenth_share        mean over responses of the share of |w| that the largest tenth of them has; 0.1 for equal ones
+    and what the credit method notes, mean over the responses where it is defined
+
+    With several updates a rollout they are of the responses that this update learned from, weights and credit as the policy
+    that sampled had them, entropy and KL as this update found the policy.
     """
-    rollout, scored, advantage, result = one.rollout, one.scored, one.advantage, one.update
-    lengths, free = rollout.lengths.to(result.weight.device), ~scored.frozen.to(result.weight.device)
+    rollout, scored, advantage, result = one.lesson.rollout, one.lesson.scored, one.lesson.advantage, one.update
+    shares = result.shares
+    weight = shares.weight
+    lengths, free = rollout.lengths.to(weight.device), ~scored.frozen.to(weight.device)
     owner = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
-    weight = result.weight
     at_edge = ((weight >= ceiling * (1 - 1e-4)) | (weight <= (1 + 1e-4) / ceiling)) & (weight != 1.0)
     band = torch.zeros(len(lengths), dtype=torch.bool, device=lengths.device)
     band[owner[at_edge]] = True
     negative = gain = None
-    if result.credit is not None:
-        signed = advantage[owner] * result.credit
+    if shares.credit is not None:
+        signed = advantage[owner] * shares.credit
         negative = float((signed[free] < 0).float().mean()) if bool(free.any()) else None
-        gain = float(predicted_gain(result.credit, advantage, weight, lengths).mean())
+        gain = float(predicted_gain(shares.credit, advantage, weight, lengths).mean())
     groups = scored.score.double().view(-1, rollout.group_size)
     seconds = dict(one.clock.seconds)
     total = sum(seconds.values())
     line = {
         "step": step,
+        "rollout": one.lesson.number,
         "reward_mean": float(scored.score.double().mean()),
         "reward_std": float(groups.std(dim=1, correction=0).mean()),
         "frac_reward_zero_std": frac_reward_zero_std(scored.score, rollout.group_size),
@@ -63,10 +71,12 @@ def step_metrics(
         "update_norm": result.update_norm,
         "learning_rate": learning_rate,
         "ess_ratio": float(effective_sample_ratio(weight, lengths).mean()),
-        "tau_mean": float(result.temperature.mean()),
+        "tau_mean": float(shares.temperature.mean()),
         "band_share": float(band.double().mean()),
         "negative_share": negative,
         "predicted_gain": gain,
+        "top_tenth_share": _top_tenth_share(weight, lengths),
+        **{name: _mean(values) for name, values in shares.notes.items()},
         "tokens_per_second": len(rollout.response_ids) / total if total > 0 else None,
         **{f"seconds_{phase}": value for phase, value in seconds.items()},
         "seconds_step": total,
@@ -85,7 +95,8 @@ def sample_lines(
     candidates, candidate_ids, candidate_probability, candidate_advantage [T][k]: the policy's most likely tokens at each
     position and their A_v; absent where none are asked for, the last null without a reward gradient.
     """
-    rollout, scored, advantage, result = one.rollout, one.scored, one.advantage, one.update
+    rollout, scored, advantage, result = one.lesson.rollout, one.lesson.scored, one.lesson.advantage, one.update
+    shares = result.shares
     lines, start = [], 0
     for i, length in enumerate(rollout.lengths.tolist()[:limit]):
         span = slice(start, start + length)
@@ -101,14 +112,32 @@ def sample_lines(
                 "tokens": [tokenizer.decode([token]) for token in ids],
                 "advantage": float(advantage[i]),
                 "reward": float(scored.score[i]),
-                "credit": None if result.credit is None else result.credit[span].tolist(),
-                "weight": result.weight[span].tolist(),
-                "probability": result.logprob[span].exp().tolist(),
+                "credit": None if shares.credit is None else shares.credit[span].tolist(),
+                "weight": shares.weight[span].tolist(),
+                "probability": shares.logprob[span].exp().tolist(),
                 "frozen": scored.frozen[span].tolist(),
                 **_candidates(result.candidates, span, tokenizer),
             }
         )
     return lines
+
+
+def _top_tenth_share(weight: Tensor, lengths: Tensor) -> float | None:
+    """None without a response whose weights are not all 0."""
+    shares = []
+    for part in weight.abs().double().cpu().split(lengths.tolist()):
+        total = float(part.sum())
+        if total > 0:  # of 15 weights the largest and half of the second
+            tenth = len(part) / 10
+            ordered = part.sort(descending=True).values
+            whole = int(tenth)
+            shares.append((float(ordered[:whole].sum()) + (tenth - whole) * float(ordered[whole])) / total)
+    return sum(shares) / len(shares) if shares else None
+
+
+def _mean(values: Tensor) -> float | None:
+    defined = values[~values.isnan()]
+    return float(defined.mean()) if len(defined) else None
 
 
 def _candidates(found: Candidates | None, span: slice, tokenizer: Any) -> dict[str, Any]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from datc_train.credit import METHODS
+from datc_train.credit import METHODS, Method
 from datc_train.reward import RewardModel
+from datc_train.reward.left_out import left_out_scores
 from datc_train.types import Prompt, Rollout, ScoredRollout
 
 RewardFunction = Callable[..., list[float]]
@@ -21,13 +23,20 @@ def check_reward(reward: object, method: str) -> None:
     """Raises ValueError where the method needs a gradient that `reward` does not have, TypeError for what is not callable."""
     if isinstance(reward, nn.Module):
         raise ValueError(f"reward: expected RewardModel(model, tokenizer) around it, got the bare module {type(reward).__name__}")
-    if not METHODS[method].needs_reward_gradient or isinstance(reward, RewardModel):
+    needed = METHODS[method].needs_of_reward
+    if needed is None or isinstance(reward, RewardModel):
         if not callable(reward):
             raise ValueError(f"reward: expected a RewardModel or a function, got {type(reward).__name__}")
+        if isinstance(reward, RewardModel) and method == "p2t":
+            pad = reward.tokenizer.pad_token_id
+            if pad is None or pad >= reward.embedding_rows:
+                raise ValueError(
+                    f"reward: method 'p2t' needs a reward model whose tokenizer has a pad token with an embedding, got {pad}"
+                )
         return
-    without = [name for name, m in METHODS.items() if not m.needs_reward_gradient]
+    without = [name for name, m in METHODS.items() if m.needs_of_reward is None]
     raise ValueError(
-        f"reward: method {method!r} needs the gradient of a RewardModel, got {type(reward).__name__}; "
+        f"reward: method {method!r} needs {needed} of a RewardModel, got {type(reward).__name__}; "
         f"methods that work with any reward function: {', '.join(without)}"
     )
 
@@ -54,20 +63,32 @@ def score_rollout(
     stop_ids: tuple[int, ...],
     *,
     gradient: bool,
+    method: Method | None = None,
 ) -> ScoredRollout:
-    """Raw scores [B], and with `gradient` the reward's gradient at every token. A function's scores have no token part."""
+    """Raw scores [B], with `gradient` the reward's gradient at every token, and what else of the reward `method` needs.
+
+    A function's scores have no token part. It reads responses as they are, so all tokens count as mapped; frozen are the
+    tokenizer's special tokens and those that end a response.
+    """
     responses = [part.tolist() for part in rollout.response_ids.cpu().split(rollout.lengths.tolist())]
     prompts = [prompt.messages for prompt in rollout.prompts]
     if isinstance(reward, RewardModel):
-        return reward.score(prompts, responses, rollout.group_size, gradient=gradient, stop_ids=stop_ids)
+        size = rollout.group_size
+        scored = reward.score(prompts, responses, size, gradient=gradient, stop_ids=stop_ids)
+        scored = replace(scored, pad_id=reward.tokenizer.pad_token_id)
+        if method is not None and method.needs_token_rewards:
+            scored = replace(scored, token_reward=reward.token_rewards(prompts, responses, size, stop_ids=stop_ids))
+        if method is not None and method.needs_left_out_scores:
+            left_out = left_out_scores(reward, prompts, responses, size, scored.score, scored.frozen, stop_ids=stop_ids)
+            scored = replace(scored, left_out_score=left_out)
+        return scored
     scores = _call(reward, rollout, responses, tokenizer)
-    nowhere = torch.zeros(len(rollout.response_ids), dtype=torch.bool, device=rollout.response_ids.device)
-    return ScoredRollout(scores.to(rollout.response_ids.device), None, nowhere, ~nowhere, None)
+    special = torch.tensor(sorted({*tokenizer.all_special_ids, *stop_ids}), dtype=torch.int64, device=rollout.response_ids.device)
+    frozen = torch.isin(rollout.response_ids, special)
+    return ScoredRollout(scores.to(frozen.device), None, torch.ones_like(frozen), frozen, None)
 
 
-def _call(
-    reward: RewardFunction, rollout: Rollout, responses: list[list[int]], tokenizer: PreTrainedTokenizerBase
-) -> torch.Tensor:
+def _call(reward: RewardFunction, rollout: Rollout, responses: list[list[int]], tokenizer: PreTrainedTokenizerBase) -> Tensor:
     """A reward function in TRL's sense: conversational prompts and completions, ids, and the prompts' other columns."""
     owners = [rollout.prompts[i // rollout.group_size] for i in range(len(responses))]
     texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in responses]

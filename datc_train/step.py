@@ -1,4 +1,4 @@
-"""One training step, top-down: prompts -> rollout -> scored rollout -> credit and weights -> loss -> update."""
+"""One rollout and its updates, top-down: prompts -> rollout -> scored rollout -> credit and weights -> loss -> update."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,21 +14,23 @@ from datc_train.advantages import group_advantages
 from datc_train.clock import Clock
 from datc_train.config import Config
 from datc_train.credit import METHODS
+from datc_train.lesson import Lesson
+from datc_train.passes import reference_pass
 from datc_train.policy import Policy
 from datc_train.reward import RewardModel
 from datc_train.rollout import TransformersSampler
 from datc_train.score import RewardFunction, score_rollout
-from datc_train.types import Prompt, Rollout, ScoredRollout
-from datc_train.update import Update, reference_logprobs, update
+from datc_train.share_out import old_policy_pass
+from datc_train.types import Prompt, Rollout
+from datc_train.update import Update, update
 
 
 @dataclass(frozen=True)
 class Step:
-    """Everything one step made, and the seconds of its phases."""
+    """Everything one update learned from and made, and the seconds of its phases; sampling and scoring count in a rollout's
+    first update."""
 
-    rollout: Rollout
-    scored: ScoredRollout
-    advantage: Tensor  # [B]
+    lesson: Lesson
     update: Update
     clock: Clock
 
@@ -51,7 +54,7 @@ class Trainer:
         self._table: Tensor | None = None
 
     def step(self, step: int, prompts: Sequence[Prompt], *, seed: int, check_sampler: bool = False) -> Step:
-        """Sample, score, update. The optimizer's learning rate is the caller's matter.
+        """Sample, score, one update on all of it. The optimizer's learning rate is the caller's matter.
 
         Raises ValueError and RuntimeError of the stages, with the step in their message.
         """
@@ -59,37 +62,68 @@ class Trainer:
         rollout = self.sample(step, prompts, seed, clock)
         return self.learn(step, rollout, clock, check_sampler=check_sampler)
 
+    def learn(self, step: int, rollout: Rollout, clock: Clock, *, check_sampler: bool = False) -> Step:
+        """Score a rollout and take one update on all of it."""
+        lesson = self.prepare(step, step, rollout, clock, updates=1)
+        return self.update(step, lesson, clock, check_sampler=check_sampler)
+
     def sample(self, step: int, prompts: Sequence[Prompt], seed: int, clock: Clock) -> Rollout:
         with _of_step(step), clock("sample"):
             return self.sampler.sample(prompts, seed=seed)
 
-    def learn(self, step: int, rollout: Rollout, clock: Clock, *, check_sampler: bool = False) -> Step:
-        config, actor = self.config, self.actor
+    def prepare(self, step: int, number: int, rollout: Rollout, clock: Clock, *, updates: int) -> Lesson:
+        """Score rollout `number`, and with it everything that must be known before the weights move.
+
+        With one update and a method that looks at one response at a time, credit waits for the update's own forward pass.
+        """
+        config, actor, method = self.config, self.actor, METHODS[self.config.method]
         with _of_step(step), clock("score"):
-            gradient = METHODS[config.method].needs_reward_gradient
-            scored = score_rollout(self.reward, rollout, actor.tokenizer, self.sampler.stop_ids, gradient=gradient)
+            gradient = method.needs_reward_gradient
+            scored = score_rollout(self.reward, rollout, actor.tokenizer, self.sampler.stop_ids, gradient=gradient, method=method)
             if scored.reward_embedding is not None:  # a table of another device crosses once
                 self._table = scored.reward_embedding.to(actor.device) if self._table is None else self._table
                 scored = replace(scored, reward_embedding=self._table)
         advantage = group_advantages(scored.score, config.group_size).to(actor.device)
-        reference = None
-        if config.beta > 0:
+        lesson = Lesson(number, rollout, scored, advantage)
+        if config.beta > 0 or method.needs_base_hidden:
             with clock("reference"):
-                reference = reference_logprobs(actor, rollout, config, self.sampler.vocab_size)
+                keep = method.needs_base_hidden
+                reference = reference_pass(actor, rollout, config, self.sampler.vocab_size, keep_hidden=keep)
+            logprob = reference.logprob if config.beta > 0 else None
+            lesson = replace(lesson, reference_logprob=logprob, base_hidden=reference.hidden)
+        if updates > 1 or method.needs_rollout:
+            with _of_step(step):
+                shares = old_policy_pass(actor, lesson, config, self.sampler.vocab_size, clock)
+            lesson = replace(lesson, shares=shares, base_hidden=None)
+        return lesson
+
+    def update(self, step: int, lesson: Lesson, clock: Clock, *, check_sampler: bool = False) -> Step:
         result = update(
-            actor,
+            self.actor,
             self.optimizer,
-            rollout,
-            scored,
-            advantage,
-            reference,
-            config,
+            lesson,
+            self.config,
             vocab_size=self.sampler.vocab_size,
             step=step,
             clock=clock,
             check_sampler=check_sampler,
         )
-        return Step(rollout, scored, advantage, result, clock)
+        return Step(lesson, result, clock)
+
+
+def parts(lesson: Lesson, config: Config) -> Iterator[Lesson]:
+    """What each of a rollout's updates learns from: in every epoch all groups once, shuffled, in equal parts.
+
+    The order depends on the run's seed, the rollout and the epoch.
+    """
+    for epoch in range(config.epochs_per_rollout):
+        if config.updates_per_epoch == 1:
+            yield lesson
+            continue
+        dice = np.random.default_rng([config.seed, lesson.number, epoch])
+        order = torch.from_numpy(dice.permutation(len(lesson.rollout.prompts)))
+        for groups in order.chunk(config.updates_per_epoch):
+            yield lesson.part(groups)
 
 
 @contextmanager

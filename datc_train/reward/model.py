@@ -24,6 +24,7 @@ from datc_train.reward.rows import RowTemplate, special_ids
 from datc_train.reward.scoring import score_rows
 from datc_train.reward.shared_prefix import split_rows, whole
 from datc_train.reward.token_bytes import token_bytes
+from datc_train.reward.token_rewards import token_rewards
 from datc_train.reward.vocabulary import check_same_vocabulary
 from datc_train.types import Messages, ScoredRollout
 
@@ -134,6 +135,11 @@ class RewardModel:
         """Where ids go in, and where results lie: the input embedding's device."""
         return self._scorer.device
 
+    @property
+    def embedding_rows(self) -> int:
+        """Rows of the input embedding: ids below it can be read."""
+        return self._scorer.vocab_size
+
     def score(
         self,
         prompts: Sequence[Messages],
@@ -175,6 +181,29 @@ class RewardModel:
             if self.model.training:
                 self.model.eval()
             return self._run(rows, left_out, names, responses, group_size, stops, gradient)
+
+    def token_rewards(
+        self,
+        prompts: Sequence[Messages],
+        responses: Sequence[Sequence[int]],
+        group_size: int,
+        *,
+        stop_ids: Collection[int] | None = None,
+    ) -> Tensor:
+        """r_t = R(x, y up to t) - R(x, y up to t - 1) of every token, [N] float32, in one more forward pass over whole rows.
+
+        Arguments and errors as for `score`; formula and what is 0: `reward/token_rewards.py`.
+        """
+        with torch.inference_mode(False), torch.autocast(self.device.type, enabled=False):
+            check_batch(prompts, responses, group_size, self._vocab_size)
+            names = [name_prompt(index, prompt) for index, prompt in enumerate(prompts)]
+            stops = {*(stop_ids or ()), self.policy_tokenizer.eos_token_id} - {None}
+            rows = self._rows.build(prompts, names, responses, group_size, stops)
+            left_out = self._check_fit(rows, names, group_size)
+            rows = [unmapped(row) if index in left_out else row for index, row in enumerate(rows)]
+            if self.model.training:
+                self.model.eval()
+            return token_rewards(self._scorer, rows, self.max_tokens_per_batch)
 
     def __call__(
         self,

@@ -22,6 +22,10 @@ def pooled_score(head: nn.Module, hidden: Tensor, attention_mask: Tensor) -> Ten
     In a low-precision last product, responses of nearly equal quality tie; the head's parameters stay as they are.
     """
     rows = torch.arange(hidden.shape[0], device=hidden.device)
-    pooled = hidden[rows, last_attended(attention_mask)].float()
+    return head_score(head, hidden[rows, last_attended(attention_mask)])
+
+
+def head_score(head: nn.Module, hidden: Tensor) -> Tensor:
+    """[R] float32: `head` on hidden states [R, hidden], computed in float32."""
     parameters = {name: tensor.float() for name, tensor in [*head.named_parameters(), *head.named_buffers()]}
-    return functional_call(head, parameters, (pooled,)).squeeze(-1)
+    return functional_call(head, parameters, (hidden.float(),)).squeeze(-1)

@@ -247,11 +247,13 @@ def test_nothing_of_the_size_of_the_logits_in_training(tmp_path: Path) -> None:
 
     from datc_train.clock import Clock
     from datc_train.config import config_from
+    from datc_train.lesson import Lesson
     from datc_train.models import load_reward
+    from datc_train.passes import reference_pass
     from datc_train.rollout import TransformersSampler
     from datc_train.score import score_rollout
     from datc_train.types import Prompt
-    from datc_train.update import reference_logprobs, update
+    from datc_train.update import update
 
     config = config_from(TINY | {"max_new_tokens": 300, "group_size": 8})
     actor = load_policy(config, torch.device("cpu"))
@@ -272,19 +274,10 @@ def test_nothing_of_the_size_of_the_logits_in_training(tmp_path: Path) -> None:
             return out
 
     with Largest() as largest:
-        reference = reference_logprobs(actor, rollout, config, sampler.vocab_size)
-        update(
-            actor,
-            torch.optim.AdamW(actor.trainable, lr=0.0),
-            rollout,
-            scored,
-            torch.linspace(-1, 1, 8),
-            reference,
-            config,
-            vocab_size=sampler.vocab_size,
-            step=1,
-            clock=Clock(actor.device),
-        )
+        reference = reference_pass(actor, rollout, config, sampler.vocab_size).logprob
+        lesson = Lesson(1, rollout, scored, torch.linspace(-1, 1, 8), reference)
+        optimizer = torch.optim.AdamW(actor.trainable, lr=0.0)
+        update(actor, optimizer, lesson, config, vocab_size=sampler.vocab_size, step=1, clock=Clock(actor.device))
     assert largest.rows < n
     with Largest() as largest, torch.no_grad():  # and this is how they would have been seen
         actor.model(rollout.response_ids[None])
