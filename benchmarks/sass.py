@@ -29,8 +29,8 @@ class Sass:
 
     @property
     def product_loops(self) -> list[frozenset[int]]:
-        """Innermost of the loops that multiply matrices: with tensor cores, or by float32 multiply-adds for the most part."""
-        multiplying = [a for a in self.loops if self.count(_MATRIX.pattern, a) or 2 * self.count("FFMA", a) > len(a)]
+        """Innermost of the loops that multiply matrices: with tensor cores, or a quarter of it float32 multiply-adds."""
+        multiplying = [a for a in self.loops if self.count(_MATRIX.pattern, a) or 4 * self.count("FFMA", a) > len(a)]
         return [a for a in multiplying if not any(b < a for b in multiplying)]
 
     @property

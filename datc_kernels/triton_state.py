@@ -50,6 +50,8 @@ def tile_logit_sums(x, rate, MASKABLE: tl.constexpr):
     Q += ties
     R = tl.sum(below * below, axis=1) + ties
     H = tl.sum(e * gap, axis=1)
+    # A maximum passes over NaN; what follows must not take the row for one without columns.
+    x_t = tl.where(Q == Q, x_t, Q)
     return x_t, Q, R, H, e
 
 
@@ -71,8 +73,8 @@ def tile_reward_sums(u, e, MASKABLE: tl.constexpr):
 
 @triton.jit
 def _b_is_higher(x_a, x_b):
-    """Whether b's anchor is the union's: not at a tie or when both are empty, but where it is NaN: no empty a hides it."""
-    return (x_b <= x_a) == 0
+    """Whether b's anchor is the union's: not at a tie. A NaN, whose sums are NaN, stays with either."""
+    return (x_b > x_a) | (x_b != x_b)
 
 
 @triton.jit

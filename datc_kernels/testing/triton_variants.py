@@ -1,4 +1,7 @@
-"""The fused kernels as tests need them: as shipped, by pointers, and in tiles so small that small inputs cross them."""
+"""The fused kernels as tests need them: as shipped, by pointers, and in tiles small or large enough for small inputs.
+
+The interpreter's time goes with the number of operations, not with their size: large tiles are for suites of many small calls.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,16 @@ from ..logits_credit import triton_backend as logits
 # A wide tile, a narrow one for what it leaves, slices of two or four of them; two rows of blocks are one group's worth.
 SMALL = (Tiling(16, 32, 16, warps=4, stages=2, slice=64), Tiling(16, 16, 16, warps=4, stages=2, slice=64))
 SMALL_ROWS = Tiling(8, 64, 0, warps=4, stages=1, slice=128)
+LARGE = (Tiling(16, 256, 32, warps=4, stages=2), Tiling(16, 64, 32, warps=4, stages=2))
+LARGE_ROWS = Tiling(16, 512, 0, warps=4, stages=1)
 
 
 def small_tilings(*_: Any, **__: Any) -> tuple[Tiling, ...]:
     return SMALL
+
+
+def large_tilings(*_: Any, **__: Any) -> tuple[Tiling, ...]:
+    return LARGE
 
 
 def no_descriptors(*_: torch.Tensor) -> bool:
@@ -37,6 +46,9 @@ def using_triton(variant: str) -> Iterator[str]:
         patches += [patch.object(module, "choose_tilings", small_tilings) for module in (linear, logits)]
         patches += [patch.object(linear, "GROUP", 2), patch.object(logits, "ROWS", SMALL_ROWS)]
         patches += [patch.object(triton_fold, "_MAX_ROWS", 128)]
+    if "large tiles" in variant:
+        patches += [patch.object(module, "choose_tilings", large_tilings) for module in (linear, logits)]
+        patches += [patch.object(logits, "ROWS", LARGE_ROWS)]
     for each in patches:
         each.start()
     try:

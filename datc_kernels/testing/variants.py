@@ -13,7 +13,7 @@ from ..linear_credit import chunked
 from ..logits_credit import tiled
 
 VARIANTS = ("reference", "chunked", "chunked in small tiles")
-TRITON_VARIANTS = ("triton", "triton by pointers", "triton in small tiles")
+TRITON_VARIANTS = ("triton", "triton by pointers", "triton in small tiles", "triton in large tiles")
 SMALL_TILE = (5, 64)
 
 

@@ -23,7 +23,7 @@ MODES = {
 
 @pytest.fixture
 def backend(run_variant):
-    with run_variant("triton") as name:
+    with run_variant("triton in large tiles") as name:
         yield name
 
 
