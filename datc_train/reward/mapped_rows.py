@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from datc_train.reward.mapping import Positions, decode, map_response, row_byte_of, row_spans
 from datc_train.reward.rows import RowTemplate, without_stop
 from datc_train.types import Messages
@@ -15,6 +17,7 @@ class MappedRow:
     """One row of the reward model and where the response is in it."""
 
     ids: list[int]
+    head: int  # so many of `ids` lie before whatever the response may have a part in
     position: Positions  # [tokens of the response] index in `ids`, -1 where the row does not hold the token
 
 
@@ -72,7 +75,9 @@ class RowBuilder:
         mapped = []
         for response, pieces, region, row_byte, row in zip(responses, all_pieces, regions, row_bytes, rows, strict=True):
             spans = row_spans(row, region.text, self._reward_bytes)
-            mapped.append(MappedRow(row.ids, map_response(response, pieces, row_byte, row, spans)))
+            beyond = np.flatnonzero(spans[1] > len(region.text[: region.start].encode()))
+            head = int(beyond[0]) if len(beyond) else len(row.ids)
+            mapped.append(MappedRow(row.ids, head, map_response(response, pieces, row_byte, row, spans)))
         return mapped
 
     def text(self, response: Sequence[int]) -> str:

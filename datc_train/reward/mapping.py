@@ -131,18 +131,35 @@ def map_response(
         row: the tokenized row.
         spans: start and end byte of each of its ids (`row_spans`).
     """
+    position, width = map_spans(pieces, row_byte, spans)
+    same = (width == 1) & (np.array(row.ids)[position] == np.array(response, dtype=np.int64))
+    return np.where(same, position, -1)
+
+
+def map_spans(pieces: Sequence[bytes], row_byte: Positions, spans: tuple[Positions, Positions]) -> tuple[Positions, Positions]:
+    """Which ids of the row, one or several in succession, have exactly a response token's bytes.
+
+    Arguments as for `map_response`. Returns [len(pieces)] int64 each: index of the first one, -1 where there are none, and
+    their number, 0 there.
+    """
     lengths = np.array([len(piece) for piece in pieces], dtype=np.int64)
+    nowhere = np.full(len(pieces), -1, dtype=np.int64)
     if not lengths.any():
-        return np.full(len(response), -1, dtype=np.int64)
+        return nowhere, np.zeros_like(nowhere)
     end = np.cumsum(lengths)
     first, last = np.minimum(end - lengths, end[-1] - 1), end - 1  # an empty piece has neither; `whole` drops it
     lost = np.cumsum([0, *(row_byte < 0)])
     whole = (lengths > 0) & (lost[end] == lost[end - lengths]) & (row_byte[last] - row_byte[first] == lengths - 1)
 
     located = np.flatnonzero((spans[0] >= 0) & (spans[1] > spans[0]))
-    starting_at = np.full(max(int(spans[1].max(initial=0)), int(row_byte.max())) + 1, -1, dtype=np.int64)
+    bounds = max(int(spans[1].max(initial=0)), int(row_byte.max())) + 2
+    starting_at, ending_at = np.full(bounds, -1, dtype=np.int64), np.full(bounds, -1, dtype=np.int64)
     starting_at[spans[0][located]] = located
-    candidate = np.where(whole, starting_at[row_byte[first]], -1)
-    same = (candidate >= 0) & (np.array(row.ids)[candidate] == np.array(response))
-    same &= spans[1][candidate] == row_byte[last] + 1
-    return np.where(same, candidate, -1)
+    ending_at[spans[1][located]] = located
+    opening = np.where(whole, starting_at[row_byte[first]], -1)
+    closing = np.where(whole, ending_at[row_byte[last] + 1], -1)
+    # Ids between the two that are not located, or not where the one before ends, would be others' bytes.
+    follows = np.concatenate([[False], (spans[0][1:] >= 0) & (spans[0][1:] == spans[1][:-1])])
+    breaks = np.cumsum(~follows)
+    found = (opening >= 0) & (closing >= opening) & (breaks[opening] == breaks[closing])
+    return np.where(found, opening, -1), np.where(found, closing - opening + 1, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -16,7 +17,7 @@ OnOverflow = Literal["error", "neutral"]
 
 def unmapped(row: MappedRow) -> MappedRow:
     """The row with no token of the response mapped to it."""
-    return MappedRow(row.ids, np.full_like(row.position, -1))
+    return replace(row, position=np.full_like(row.position, -1))
 
 
 def fill_with_group_mean(scores: Tensor, read: Sequence[int], count: int, group_size: int) -> Tensor:

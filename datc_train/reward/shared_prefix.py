@@ -29,12 +29,11 @@ from datc_train.reward.scorer import Scorer
 
 
 def split_rows(rows: Sequence[MappedRow], group_size: int) -> list[SplitRow]:
-    """Each row cut behind the ids that all rows of its group begin with, but before any mapped token and the last one."""
+    """Each row cut behind the ids of its prompt that all rows of its group begin with, and before the last one."""
     split = []
     for start in range(0, len(rows), group_size):
         group = rows[start : start + group_size]
-        last = min(len(row.ids) for row in group) - 1
-        cut = min([last, *(int(i) for row in group for i in row.position if i >= 0)])
+        cut = min(min(row.head, len(row.ids) - 1) for row in group)
         low, high = min(row.ids for row in group), max(row.ids for row in group)  # what these two share, all do
         cut = next((i for i in range(cut) if low[i] != high[i]), cut)
         split += [SplitRow(tuple(row.ids[:cut]), row.ids[cut:]) for row in group]
