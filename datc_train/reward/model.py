@@ -172,14 +172,8 @@ class RewardModel:
             torch.OutOfMemoryError (on CPUs RuntimeError): memory does not hold one row alone.
         """
         with torch.inference_mode(False), torch.autocast(self.device.type, enabled=False):
-            check_batch(prompts, responses, group_size, self._vocab_size)
-            names = [name_prompt(index, prompt) for index, prompt in enumerate(prompts)]
             stops = {*(stop_ids or ()), self.policy_tokenizer.eos_token_id} - {None}
-            rows = self._rows.build(prompts, names, responses, group_size, stops)
-            left_out = self._check_fit(rows, names, group_size)
-            rows = [unmapped(row) if index in left_out else row for index, row in enumerate(rows)]
-            if self.model.training:
-                self.model.eval()
+            rows, left_out, names = self._build(prompts, responses, group_size, stops)
             return self._run(rows, left_out, names, responses, group_size, stops, gradient)
 
     def token_rewards(
@@ -195,14 +189,8 @@ class RewardModel:
         Arguments and errors as for `score`; formula and what is 0: `reward/token_rewards.py`.
         """
         with torch.inference_mode(False), torch.autocast(self.device.type, enabled=False):
-            check_batch(prompts, responses, group_size, self._vocab_size)
-            names = [name_prompt(index, prompt) for index, prompt in enumerate(prompts)]
             stops = {*(stop_ids or ()), self.policy_tokenizer.eos_token_id} - {None}
-            rows = self._rows.build(prompts, names, responses, group_size, stops)
-            left_out = self._check_fit(rows, names, group_size)
-            rows = [unmapped(row) if index in left_out else row for index, row in enumerate(rows)]
-            if self.model.training:
-                self.model.eval()
+            rows, _, _ = self._build(prompts, responses, group_size, stops)
             return token_rewards(self._scorer, rows, self.max_tokens_per_batch)
 
     def __call__(
@@ -234,6 +222,18 @@ class RewardModel:
         messages = check_call(prompts, completions, completion_ids, self._rows.text, self._vocab_size)
         size = _group_size(messages)
         return self.score(messages[::size], completion_ids, size, gradient=gradient)
+
+    def _build(
+        self, prompts: Sequence[Messages], responses: Sequence[Sequence[int]], group_size: int, stops: Collection[int]
+    ) -> tuple[list[MappedRow], set[int], list[str]]:
+        """Rows that can be read, with nothing mapped in those that are left out; which those are; what the prompts are called."""
+        check_batch(prompts, responses, group_size, self._vocab_size)
+        names = [name_prompt(index, prompt) for index, prompt in enumerate(prompts)]
+        rows = self._rows.build(prompts, names, responses, group_size, stops)
+        left_out = self._check_fit(rows, names, group_size)
+        if self.model.training:
+            self.model.eval()
+        return [unmapped(row) if index in left_out else row for index, row in enumerate(rows)], left_out, names
 
     def _check_fit(self, rows: Sequence[MappedRow], names: Sequence[str], group_size: int) -> set[int]:
         """Rows that are longer than the model's context and left out; ValueError for those that cannot be read at all."""

@@ -29,7 +29,9 @@ def token_rewards(scorer: Scorer, rows: Sequence[MappedRow], max_tokens: int) ->
     device = scorer.device
     first = torch.tensor([0, *(len(row.position) for row in rows)]).cumsum(0).tolist()
     out = torch.zeros(first[-1], dtype=torch.float32, device=device)
-    for batch in micro_batches([len(row.ids) for row in rows], max_tokens):
+    read = [i for i, row in enumerate(rows) if max(row.position.tolist(), default=-1) >= 0]
+    for members in micro_batches([len(rows[i].ids) for i in read], max_tokens):
+        batch = [read[member] for member in members]
         longest = max(len(rows[i].ids) for i in batch)
         ids = torch.tensor([[*rows[i].ids, *[rows[i].ids[-1]] * (longest - len(rows[i].ids))] for i in batch], device=device)
         mask = torch.tensor([[1] * len(rows[i].ids) + [0] * (longest - len(rows[i].ids)) for i in batch], device=device)
@@ -38,8 +40,6 @@ def token_rewards(scorer: Scorer, rows: Sequence[MappedRow], max_tokens: int) ->
         for place, i in enumerate(batch):
             position = torch.as_tensor(rows[i].position, dtype=torch.long).to(device)
             tokens = torch.nonzero(position >= 0).squeeze(1)
-            if not len(tokens):
-                continue
             start = position[tokens[0]] - 1
             score = head_score(
                 scorer.head, hidden[place, torch.cat([start.clamp(min=0)[None], position[tokens]]).to(hidden.device)]
