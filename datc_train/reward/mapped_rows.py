@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from datc_train.reward.mapping import Positions, decode, map_response, row_byte_of, row_spans
+from datc_train.reward.mapping import Positions, decode, map_response, map_spans, row_byte_of, row_spans
 from datc_train.reward.rows import RowTemplate, without_stop
+from datc_train.reward.vocabulary import PolicyVocabulary
 from datc_train.types import Messages
 
 
@@ -19,6 +20,7 @@ class MappedRow:
     ids: list[int]
     head: int  # so many of `ids` lie before whatever the response may have a part in
     position: Positions  # [tokens of the response] index in `ids`, -1 where the row does not hold the token
+    width: Positions  # [tokens of the response] so many ids of the row are the token, one where the vocabulary is shared
 
 
 class RowBuilder:
@@ -27,7 +29,7 @@ class RowBuilder:
     Args:
         template: the reward model's.
         reward_bytes: bytes of every reward id (`token_bytes`).
-        policy_bytes: bytes of every policy id.
+        policy: what the response ids are.
         response_prefix: text that the policy's prompt had already put at the head of its answer (`<think>\\n`).
     """
 
@@ -35,12 +37,12 @@ class RowBuilder:
         self,
         template: RowTemplate,
         reward_bytes: Sequence[bytes | None],
-        policy_bytes: Sequence[bytes | None],
+        policy: PolicyVocabulary,
         response_prefix: str,
     ) -> None:
         self.template = template
         self._reward_bytes = reward_bytes
-        self._policy_bytes = policy_bytes
+        self._policy = policy
         self._prefix = response_prefix.encode()
 
     def build(
@@ -57,7 +59,7 @@ class RowBuilder:
         template writes its closing after every response, also after one that was cut off.
         """
         frames = [self.template.frame(prompt, name) for prompt, name in zip(prompts, names, strict=True)]
-        stops = frozenset(stop_ids) | self.template.closing_ids(frames)
+        stops = frozenset(stop_ids) | self._policy.own_ids(self.template.closing_ids(frames))
 
         all_pieces, regions, row_bytes = [], [], []
         for index, response in enumerate(responses):
@@ -77,14 +79,19 @@ class RowBuilder:
             spans = row_spans(row, region.text, self._reward_bytes)
             beyond = np.flatnonzero(spans[1] > len(region.text[: region.start].encode()))
             head = int(beyond[0]) if len(beyond) else len(row.ids)
-            mapped.append(MappedRow(row.ids, head, map_response(response, pieces, row_byte, row, spans)))
+            if self._policy.difference is None:
+                position = map_response(response, pieces, row_byte, row, spans)
+                width = np.ones_like(position)
+            else:
+                position, width = map_spans(pieces, row_byte, spans)
+            mapped.append(MappedRow(row.ids, head, position, width))
         return mapped
 
     def text(self, response: Sequence[int]) -> str:
         """What the policy's ids spell without special tokens, as trainers hand out completions."""
-        content = [token for token in response if token not in self.template.special_ids]
+        content = [token for token in response if token not in self._policy.special_ids]
         return decode(b"".join(self._pieces(content)))[0]
 
     def _pieces(self, response: Sequence[int]) -> list[bytes]:
-        known = len(self._policy_bytes)
-        return [(self._policy_bytes[i] if i < known else None) or b"" for i in response]
+        known = len(self._policy.bytes_of)
+        return [(self._policy.bytes_of[i] if i < known else None) or b"" for i in response]

@@ -20,12 +20,13 @@ from datc_train.reward.frozen import frozen_table
 from datc_train.reward.mapped_rows import MappedRow, RowBuilder
 from datc_train.reward.micro_batches import SplitRow
 from datc_train.reward.overflow import OnOverflow, fill_with_group_mean, unmapped
-from datc_train.reward.rows import RowTemplate, special_ids
+from datc_train.reward.rows import RowTemplate
 from datc_train.reward.scoring import score_rows
 from datc_train.reward.shared_prefix import split_rows, whole
+from datc_train.reward.spelling import cached_spelling, span_sums, spelled_table
 from datc_train.reward.token_bytes import token_bytes
 from datc_train.reward.token_rewards import token_rewards
-from datc_train.reward.vocabulary import check_same_vocabulary
+from datc_train.reward.vocabulary import policy_vocabulary
 from datc_train.types import Messages, ScoredRollout
 
 
@@ -39,8 +40,9 @@ class RewardModel:
         model: a transformers `...ForSequenceClassification` (or PEFT on top) with num_labels=1. It is frozen and put in
             evaluation mode; nothing else of it changes.
         tokenizer: the reward model's, a fast one with a chat template.
-        policy_tokenizer: what the response ids belong to; None says the reward model's own. Its vocabulary must be the
-            reward model's, id by id where both have the id.
+        policy_tokenizer: what the response ids belong to; None says the reward model's own. Where its vocabulary is another
+            (id by id where both have the id), a token is mapped to the reward tokens of its bytes, one or several, has the
+            sum of their gradients, and `reward_embedding` has a row for each policy id (`spelling.py`).
         max_tokens_per_batch: bound of rows x longest row in one pass of the model. Memory grows with it, scores do not
             depend on it beyond rounding. Where memory runs out it is halved, with a warning, and stays so.
         response_prefix: text that the policy's prompt already puts at the head of its answer and that the sampled ids
@@ -73,20 +75,22 @@ class RewardModel:
         self.policy_tokenizer = policy_tokenizer if policy_tokenizer is not None else tokenizer
         self.max_tokens_per_batch = max_tokens_per_batch
         self.on_overflow = on_overflow
-        check_same_vocabulary(self.policy_tokenizer, tokenizer)
         self._scorer = take_apart(model)
         self._row_limit = _row_limit(model)
 
         reward_bytes = token_bytes(tokenizer)
-        policy_bytes = reward_bytes if self.policy_tokenizer is tokenizer else token_bytes(self.policy_tokenizer)
-        template = RowTemplate(tokenizer)
-        self._rows = RowBuilder(template, reward_bytes, policy_bytes, response_prefix)
-        self._vocab_size = max(len(policy_bytes), self._scorer.vocab_size)
-        specials = template.special_ids | special_ids(self.policy_tokenizer)
-        self._frozen = frozen_table(policy_bytes, specials, max(self._vocab_size, len(reward_bytes)))
+        policy = policy_vocabulary(self.policy_tokenizer, tokenizer, reward_bytes)
+        self._rows = RowBuilder(RowTemplate(tokenizer), reward_bytes, policy, response_prefix)
+        self._vocab_size = max(len(policy.bytes_of), self._scorer.vocab_size)
+        self._frozen = frozen_table(policy.bytes_of, policy.special_ids, max(self._vocab_size, len(reward_bytes)))
+        self._spelling = None
+        if policy.difference is not None:
+            self._spelling = cached_spelling(policy.bytes_of, tokenizer, reward_bytes)
         self._table: Tensor | None = None
         self._reads_on: bool | None = None
         self._said: set[str] = set()
+        if policy.difference is not None:
+            self._say(f"the policy has another vocabulary ({policy.difference}); credit goes by equal bytes, to first order")
 
     @classmethod
     def from_pretrained(
@@ -271,6 +275,7 @@ class RewardModel:
         device = self.device
         ids = torch.tensor([i for response in responses for i in response], dtype=torch.long)
         position = torch.tensor([i for row in rows for i in row.position.tolist()], dtype=torch.long)
+        width = torch.tensor([i for row in rows for i in row.width.tolist()], dtype=torch.long)
         owner = torch.repeat_interleave(torch.tensor([len(response) for response in responses], dtype=torch.long))
         mapped = position >= 0
         frozen = self._frozen[ids] | torch.isin(ids, torch.tensor(sorted(stops), dtype=torch.long)) | ~mapped
@@ -286,7 +291,8 @@ class RewardModel:
             assert reward_grad is not None
             row = read[place]
             tokens = first[row] + torch.nonzero(mapped[first[row] : first[row + 1]]).squeeze(1)
-            reward_grad[tokens.to(device)] = row_gradient[(position[tokens] - len(split[row].prefix)).to(device)]
+            start = position[tokens] - len(split[row].prefix)
+            reward_grad[tokens.to(device)] = span_sums(row_gradient, start, width[tokens])
 
         scores, self.max_tokens_per_batch = score_rows(
             self._scorer, [split[row] for row in read], self.max_tokens_per_batch, keep if gradient else None, self._say
@@ -327,7 +333,8 @@ class RewardModel:
 
     def _embedding_table(self) -> Tensor:
         if self._table is None:
-            self._table = embedding_table(self._scorer.embedding)
+            table = embedding_table(self._scorer.embedding)
+            self._table = table if self._spelling is None else spelled_table(table, self._spelling)
         return self._table
 
 

@@ -25,6 +25,7 @@ from datc_train.reward import RewardModel
 from datc_train.reward.mapped_rows import MappedRow, RowBuilder
 from datc_train.reward.rows import RowTemplate, without_stop
 from datc_train.reward.token_bytes import token_bytes
+from datc_train.reward.vocabulary import policy_vocabulary
 from datc_train.types import Messages
 
 PROMPT: Messages = [{"role": "user", "content": "How are you today?"}]
@@ -34,7 +35,8 @@ def rows_of(
     tokenizer: Any, *responses: list[int], prompt: Messages = PROMPT, prefix: str = "", stops: tuple[int, ...] = ()
 ) -> list[MappedRow]:
     bytes_of = token_bytes(tokenizer)
-    builder = RowBuilder(RowTemplate(tokenizer), bytes_of, bytes_of, prefix)
+    policy = policy_vocabulary(tokenizer, tokenizer, bytes_of)
+    builder = RowBuilder(RowTemplate(tokenizer), bytes_of, policy, prefix)
     return builder.build([prompt], ["prompt 0"], responses, len(responses), stops)
 
 

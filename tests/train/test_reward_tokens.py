@@ -129,7 +129,7 @@ def test_t24_same_vocabulary_whatever_its_size() -> None:
     assert scored.frozen.tolist() == [False, True, False]
 
 
-def test_t24_different_vocabularies_are_refused() -> None:
+def test_t24_different_vocabularies_are_told_apart() -> None:
     """T24: equal sizes, other ids; the first ids that differ are named."""
     size = len(chatml_tokenizer())
     swapped = finish(
@@ -142,7 +142,7 @@ def test_t24_different_vocabularies_are_refused() -> None:
     )
     assert len(swapped) == size
     with pytest.raises(ValueError, match=rf"policy_tokenizer: .*got 2 ids that differ: id {size - 3} is '<\|im_start\|>'"):
-        RewardModel(tiny_classifier("llama", size), chatml_tokenizer(), policy_tokenizer=swapped)
+        check_same_vocabulary(swapped, chatml_tokenizer())
     other = finish(byte_level(LLAMA_SPLIT, 300), QWEN_SPECIALS, bos=None, eos="<|im_end|>", template=CHATML, adds_bos=False)
     with pytest.raises(ValueError, match=r"policy_tokenizer: .*ids that differ"):
         check_same_vocabulary(other, chatml_tokenizer())
