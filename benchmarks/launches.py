@@ -52,16 +52,17 @@ class Launch:
         signature, constants, attributes = {}, {}, {}
         for i, parameter in enumerate(self.kernel.params):
             value, multiple = self.values[parameter.name], False
-            if parameter.is_constexpr or (isinstance(value, int) and value == 1):
+            general = parameter.do_not_specialize
+            if parameter.is_constexpr or (isinstance(value, int) and value == 1 and not general):
                 signature[parameter.name], constants[parameter.name] = "constexpr", value
             elif isinstance(value, TensorDescriptor):
                 signature[parameter.name] = f"tensordesc<{_TYPES[value.base.dtype]}{list(value.block_shape)}>"
             elif isinstance(value, Tensor):
                 signature[parameter.name] = "*" + _TYPES[value.dtype]
-                multiple = value.data_ptr() % 16 == 0
+                multiple = value.data_ptr() % 16 == 0 and not parameter.do_not_specialize_on_alignment
             elif isinstance(value, int):
                 signature[parameter.name] = "i32" if -(2**31) <= value < 2**31 else "i64"
-                multiple = value % 16 == 0
+                multiple = value % 16 == 0 and not general
             else:
                 signature[parameter.name] = "fp32"
             if multiple:

@@ -12,12 +12,12 @@ from torch import Tensor
 from .logit_transform import LogitTransform
 from .triton_operands import TransformArguments
 from .triton_state import LOG2_E
-from .triton_tiles import row_factor, soft_capped
+from .triton_tiles import BATCH_INVARIANT, row_factor, soft_capped
 
 _ROWS, _COLUMNS = 4, 1024
 
 
-@triton.jit
+@triton.jit(**BATCH_INVARIANT)
 def logit_gradient_kernel(
     raw, out,  # [n, columns]; out may be raw
     bias, row_temperature, token_ids,  # [columns], [n], [n]

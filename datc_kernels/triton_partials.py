@@ -15,6 +15,7 @@ from .triton_state import (
     merge_logit_sums,
     merge_reward_sums,
 )
+from .triton_tiles import BATCH_INVARIANT
 
 
 @triton.jit
@@ -43,7 +44,7 @@ def _load(at, row, rows, index):
     return tl.load(at + index * rows + row, mask=row < rows, other=0.0)
 
 
-@triton.jit
+@triton.jit(**BATCH_INVARIANT)
 def merge_partials_kernel(
     partials,
     merged,  # [4, N]: z_t, Q, R, H of all columns; with REWARD [12, N]: then the eight fields of the rewarded columns

@@ -5,6 +5,12 @@ import triton.language as tl
 
 from .triton_state import LOG2_E
 
+# What varies with the number of rows is no part of a kernel's specialisation: one binary, and one row's bits, for every batch.
+BATCH_INVARIANT = {
+    "do_not_specialize": ["rows"],
+    "do_not_specialize_on_alignment": ["row_temperature", "token_ids", "partials", "merged", "z_y", "u_y"],
+}
+
 
 @triton.jit
 def product_tile(

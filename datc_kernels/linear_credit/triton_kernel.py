@@ -13,10 +13,10 @@ from ..triton_state import (
     tile_logit_sums,
     tile_reward_sums,
 )
-from ..triton_tiles import local_ids, pick_column, product_tile, row_factor, soft_capped
+from ..triton_tiles import BATCH_INVARIANT, local_ids, pick_column, product_tile, row_factor, soft_capped
 
 
-@triton.jit
+@triton.jit(**BATCH_INVARIANT)
 def linear_credit_kernel(
     hidden, weight,  # [N, D], [V, D]
     grad, table,  # [N, K], [rows, K]; hidden and weight again where not REWARD

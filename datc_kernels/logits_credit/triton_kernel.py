@@ -13,10 +13,19 @@ from ..triton_state import (
     tile_logit_sums,
     tile_reward_sums,
 )
-from ..triton_tiles import given_column, given_tile, local_ids, pick_column, product_tile, row_factor, soft_capped
+from ..triton_tiles import (
+    BATCH_INVARIANT,
+    given_column,
+    given_tile,
+    local_ids,
+    pick_column,
+    product_tile,
+    row_factor,
+    soft_capped,
+)
 
 
-@triton.jit
+@triton.jit(**BATCH_INVARIANT)
 def logits_credit_kernel(
     logits,  # [N, V]
     reward,  # [N, rows] where GIVEN
