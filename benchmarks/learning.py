@@ -1,6 +1,6 @@
 """Does direction help? A toy whose true utility is known: GRPO, DATC, and two ablations of DATC, over several seeds.
 
-    python -m benchmarks.learning [--seeds 3] [--steps 150] [--learning-rate 1e-4 [--methods grpo datc]] [--json FILE] [--plot FILE]
+    python -m benchmarks.learning [--seeds 3] [--steps 150] [--learning-rate 1e-4 --methods grpo datc] [--json FILE] [--plot FILE]
 
 The policy is a small Llama that has learned a random Markov chain over 128 tokens. The utility of a sequence is the sum over
 its bigrams of a sparse random table over 16 kinds of tokens: a tenth of the pairs are good or bad, the others do not matter. A
@@ -277,7 +277,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
-    plan = {rate: options.methods for rate in options.learning_rate} if options.learning_rate else None
+    plan = dict.fromkeys(options.learning_rate, options.methods) if options.learning_rate else None
     result = run(options.seeds, options.steps, plan, lambda line: print(line, flush=True))
     print(table(result))
     if options.json:
