@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache
 
-from datc_train.reward.last_layer import read_only_at
+from datc_train.reward.last_layer import hidden_at
 from datc_train.reward.mapped_rows import MappedRow
 from datc_train.reward.micro_batches import SplitRow
-from datc_train.reward.pooling import pooled_score
+from datc_train.reward.pooling import head_score
 from datc_train.reward.scorer import Scorer
 
 
@@ -73,8 +73,9 @@ def read_prefixes(scorer: Scorer, prefixes: Sequence[tuple[int, ...]]) -> Past:
     lengths = torch.tensor([len(prefix) for prefix in prefixes], device=scorer.device)
     positions = torch.arange(width, device=scorer.device) - (width - lengths[:, None])
     cache = DynamicCache(config=scorer.backbone.config)
-    with torch.no_grad(), read_only_at(scorer.backbone, torch.full_like(lengths, width - 1)):
-        scorer.hidden(scorer.embedding(ids), (positions >= 0).long(), positions.clamp(min=0), cache)
+    with torch.no_grad():
+        inputs, last = scorer.embedding(ids), torch.full_like(lengths, width - 1)
+        hidden_at(scorer, inputs, (positions >= 0).long(), positions.clamp(min=0), cache, last)
     return Past(cache, lengths, width)
 
 
@@ -105,8 +106,7 @@ def read_rests(
     with torch.no_grad():
         inputs = scorer.embedding(ids)
     inputs.requires_grad_(gradient)
-    with torch.set_grad_enabled(gradient), read_only_at(scorer.backbone, lengths - 1):
-        hidden = scorer.hidden(inputs, attended, positions, cache)
-        score = pooled_score(scorer.head, hidden, mask.to(hidden.device))
+    with torch.set_grad_enabled(gradient):
+        score = head_score(scorer.head, hidden_at(scorer, inputs, attended, positions, cache, lengths - 1))
     # Rows do not see each other, so the gradient of the sum is each row's own.
     return score.detach().to(device), torch.autograd.grad(score.sum(), inputs)[0] if gradient else None
