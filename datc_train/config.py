@@ -17,7 +17,14 @@ TRACKERS = ("tensorboard", "wandb", "trackio")
 Method = Literal[
     "grpo", "datc", "datc_no_angle", "datc_shuffled", "datc_random", "entropy", "red", "p2t", "oar_g", "oar_p", "delta", "arca"
 ]
-Loss = Literal["grpo"]
+Loss = Literal["grpo", "dapo", "dr_grpo", "gspo_token", "cispo", "gspo"]
+Correction = Literal["truncate", "mask"]
+
+
+GSPO = (
+    "gspo_token: in gspo's one ratio a response, token weights of mean 1 cancel; gspo_token clips the same ratio, has the same "
+    "gradient where all tokens are alike, and lets token advantages count"
+)
 
 
 @dataclass(frozen=True)
@@ -60,11 +67,16 @@ class Config:
         dtype: of the policy and the reward model.
         method: how a response's advantage is shared out over its tokens: "datc", "grpo" (all alike), or another one of
             datc_train/credit/README.md.
-        loss: the objective; see datc_train/losses.py.
+        loss: the objective, see datc_train/losses: "grpo", "dapo", "dr_grpo", "gspo_token" or "cispo". ("gspo" is refused, with
+            the reason.)
         ceiling: lambda; weights lie within [1/ceiling, ceiling].
         utility: "advantage", or "sign" (the sign of the advantage only).
         beta: weight of the KL term to the policy that training started from; 0 runs no reference pass.
-        clip: the ratio's clip range.
+        clip: the ratio's clip range. Papers: 0.2, gspo_token 3e-4.
+        clip_high: the same above 1; null: clip. Papers: dapo 0.28, gspo_token 4e-4.
+        sampler_correction: weigh tokens by the training model's probability over the sampler's: "truncate" (bounded above),
+            "mask" (0 outside of the bound), or null: not at all.
+        sampler_correction_bound: at least 1.
         mask_truncated: leave responses that were cut off out of the loss.
         prompts_per_step: prompts a rollout.
         group_size: responses a prompt.
@@ -121,6 +133,9 @@ class Config:
     utility: Literal["advantage", "sign"] = "advantage"
     beta: float = 0.03
     clip: float = 0.2
+    clip_high: float | None = None
+    sampler_correction: Correction | None = None
+    sampler_correction_bound: float = 2.0
     mask_truncated: bool = False
     prompts_per_step: int = 8
     group_size: int = 8
@@ -179,6 +194,10 @@ class Config:
         _require("group_size", self.group_size, self.group_size >= 2, "at least 2: advantages compare responses of a group")
         _require("ceiling", self.ceiling, 1 <= self.ceiling < float("inf"), "a finite number of at least 1")
         _require("clip", self.clip, 0 <= self.clip < 1, "in [0, 1)")
+        high, bound = self.clip_high, self.sampler_correction_bound
+        _require("clip_high", high, high is None or 0 <= high < float("inf"), "null or a finite number of at least 0")
+        _require("sampler_correction_bound", bound, 1 <= bound < float("inf"), "a finite number of at least 1")
+        _require("loss", self.loss, self.loss != "gspo", GSPO)
         ratio = self.min_learning_rate_ratio
         _require("min_learning_rate_ratio", ratio, 0 <= ratio <= 1, "in [0, 1]")
         unknown = sorted(set(self.trackers) - set(TRACKERS))

@@ -34,6 +34,7 @@ class Lesson:
     rollout: Rollout
     scored: ScoredRollout
     advantage: Tensor  # [B] float32, on the policy's device
+    deviation: Tensor | None = None  # [B] factor of the token advantages for losses whose advantage is not divided by it
     reference_logprob: Tensor | None = None  # [N] of the policy that training started from
     base_hidden: Tensor | None = None  # [N, D] its hidden states
     shares: Shares | None = None  # of the old policy; None where update and credit share a forward pass
@@ -74,6 +75,7 @@ class Lesson:
                 left_out_score=where_there(scored.left_out_score, tokens),
             ),
             advantage=of(self.advantage, responses),
+            deviation=where_there(self.deviation, responses),
             reference_logprob=where_there(self.reference_logprob, tokens),
             shares=Shares(
                 logprob=of(shares.logprob, tokens),

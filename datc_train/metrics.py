@@ -26,6 +26,7 @@ def step_metrics(
     reward_std             mean over groups of the population standard deviation of the raw score
     kl                     mean k3 over tokens, to the policy that training started from
     sampler_difference     mean over tokens of |log p of the sampler - log p of the training pass|, same weights
+    correction_mean, correction_cut_share   mean importance weight of the sampler's correction, and tokens that its bound held
     grad_norm, update_norm the gradient's norm before clipping, and that of the parameters' change
     length_mean            tokens of a response, whatever the loss masks
     frac_truncated         responses that were cut off
@@ -67,6 +68,8 @@ def step_metrics(
         "frac_truncated": float((~rollout.finished).double().mean()),
         "clip_fraction": result.clip_fraction,
         "sampler_difference": result.sampler_difference,
+        "correction_mean": result.correction_mean,
+        "correction_cut_share": result.correction_cut,
         "grad_norm": result.grad_norm,
         "update_norm": result.update_norm,
         "learning_rate": learning_rate,

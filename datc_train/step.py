@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datc_train.advantages import group_advantages
+from datc_train.advantages import group_advantages, group_deviations
 from datc_train.clock import Clock
 from datc_train.config import Config
 from datc_train.credit import METHODS
 from datc_train.lesson import Lesson
+from datc_train.losses import LOSSES
 from datc_train.passes import reference_pass
 from datc_train.policy import Policy
 from datc_train.reward import RewardModel
@@ -85,6 +86,8 @@ class Trainer:
                 scored = replace(scored, reward_embedding=self._table)
         advantage = group_advantages(scored.score, config.group_size).to(actor.device)
         lesson = Lesson(number, rollout, scored, advantage)
+        if not LOSSES[config.loss].divides_by_deviation:
+            lesson = replace(lesson, deviation=group_deviations(scored.score, config.group_size).to(actor.device))
         if config.beta > 0 or method.needs_base_hidden:
             with clock("reference"):
                 keep = method.needs_base_hidden

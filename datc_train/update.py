@@ -14,7 +14,7 @@ from datc_train.clock import Clock
 from datc_train.config import Config
 from datc_train.credit import METHODS
 from datc_train.lesson import Lesson, Shares
-from datc_train.losses import LOSSES, count_responses
+from datc_train.losses import LOSSES, count_responses, count_tokens, importance_weights
 from datc_train.micro_batches import MicroBatch, micro_batches
 from datc_train.optimizer import adamw_step_norm
 from datc_train.passes import head
@@ -32,7 +32,9 @@ class Update:
     entropy: Tensor  # [N] of the policy before this step
     kl: float | None  # mean k3 over tokens
     sampler_difference: float | None  # mean |sampler's log-probability - old policy's| where the sampler knew it
-    clip_fraction: float
+    clip_fraction: float  # of tokens whose ratio the clip held
+    correction_mean: float | None  # mean importance weight over tokens; None without a correction
+    correction_cut: float | None  # share of tokens that its bound held
     grad_norm: float
     update_norm: float  # of the parameters' change
     candidates: Candidates | None = None  # [M, k] of the M tokens of the responses that are kept
@@ -57,11 +59,11 @@ def update(
     """
     method, loss, rollout, shares = METHODS[config.method], LOSSES[config.loss], lesson.rollout, lesson.shares
     keep = rollout.finished if config.mask_truncated else None
-    total = count_responses(rollout.lengths, keep)
+    total, total_tokens = count_responses(rollout.lengths, keep), count_tokens(rollout.lengths, keep)
     n, device = len(rollout.response_ids), policy.device
     making = SharesInMaking(lesson, config, device)
     entropy = torch.zeros(n, device=device)
-    kl_sum, clipped, tokens = (torch.zeros((), device=device) for _ in range(3))
+    kl_sum, clipped, tokens, corrected, cut = (torch.zeros((), device=device) for _ in range(5))
     kept = KeptCandidates(policy, rollout, lesson.scored, config, vocab_size)
     optimizer.zero_grad(set_to_none=True)
     for batch in micro_batches(rollout, config.micro_batch_tokens):
@@ -80,6 +82,15 @@ def update(
             old_logprob, value = credit.logprob.detach(), shared.value
         else:
             old_logprob, value = shares.logprob[batch.tokens], shares.value[batch.tokens]
+        if lesson.deviation is not None:  # weights know the scale-free advantage, the loss the unscaled one
+            deviation = lesson.deviation[batch.responses]
+            value = value * deviation.repeat_interleave(batch.lengths, output_size=len(value))
+        importance = None
+        if config.sampler_correction is not None:
+            sampler_logprob = rollout.sampler_logprob[batch.tokens].to(device)
+            mode, bound = config.sampler_correction, config.sampler_correction_bound
+            importance, held = importance_weights(old_logprob, sampler_logprob, mode, bound)
+            corrected, cut = corrected + importance.sum(), cut + held.sum()
         with clock("update"):
             terms = loss(
                 credit.logprob,
@@ -89,8 +100,12 @@ def update(
                 reference_logprob=None if lesson.reference_logprob is None else lesson.reference_logprob[batch.tokens],
                 beta=config.beta,
                 clip=config.clip,
+                clip_high=config.clip_high,
                 response_mask=None if keep is None else keep[batch.responses],
+                importance=importance,
                 total_responses=total,
+                total_tokens=total_tokens,
+                max_tokens=config.max_new_tokens,
             )
             if not bool(terms.loss.isfinite()):
                 raise RuntimeError(
@@ -116,12 +131,15 @@ def update(
         if moves:
             optimizer.step()
     count = max(1.0, float(tokens))
+    corrects = config.sampler_correction is not None
     return Update(
         shares=shares,
         entropy=entropy,
         kl=None if lesson.reference_logprob is None else float(kl_sum) / count,
         sampler_difference=_mean_difference(rollout.sampler_logprob, shares.logprob),
         clip_fraction=float(clipped) / count,
+        correction_mean=float(corrected) / max(1, n) if corrects else None,
+        correction_cut=float(cut) / max(1, n) if corrects else None,
         grad_norm=grad_norm,
         update_norm=float(adamw_step_norm(optimizer)) if moves else 0.0,
         candidates=kept.result(),
