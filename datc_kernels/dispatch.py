@@ -11,33 +11,40 @@ from importlib.util import find_spec
 
 import torch
 
+from . import native
+
 KNOWN = ("reference", "chunked", "cpu", "triton", "cuda")
 
-_NOT_BUILT = {
-    "cpu": "the C++ extension is not part of this build",
-    "cuda": "the CUDA kernels are not part of this build",
-}
+_NO_CUDA = "the CUDA kernels are not part of this build"
 _OLDEST_TRITON = (3, 6)
 _OLDEST_GPU = (8, 0)
 
 
 def missing_backends() -> dict[str, str]:
     """Known backends that cannot run here, each with the reason."""
-    triton = _why_no_triton()
-    return dict(_NOT_BUILT) if triton is None else _NOT_BUILT | {"triton": triton}
+    reasons = {"cpu": native.WHY_MISSING, "triton": _why_no_triton(), "cuda": _NO_CUDA}
+    return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
-def choose(backend: str | None, device: torch.device, dtype: torch.dtype = torch.float32) -> str:
+def choose(
+    backend: str | None, device: torch.device, dtype: torch.dtype = torch.float32, *, cpu_takes_float64: bool = False
+) -> str:
     """Name of the backend to run on tensors of `device` with results in `dtype`.
+
+    None takes `cpu` for tensors on a CPU where the extension was built, `chunked` elsewhere and for float64, which `cpu` has only
+    for the op that computes in it anyway.
 
     Raises ValueError for a name that no backend has, RuntimeError for a known backend that cannot run here.
     """
+    no_cpu = _why_not_cpu(device, dtype if not cpu_takes_float64 else torch.float32)
     if backend is None:
-        return "chunked"
+        return "chunked" if no_cpu else "cpu"
     if backend not in KNOWN:
         raise ValueError(f"backend: expected None or one of {', '.join(KNOWN)}, got {backend!r}")
-    if backend in _NOT_BUILT:
-        raise _cannot_run(backend, _NOT_BUILT[backend])
+    if backend == "cuda":
+        raise _cannot_run(backend, _NO_CUDA)
+    if backend == "cpu" and no_cpu:
+        raise _cannot_run(backend, no_cpu)
     # What Triton can do is not for a compiler to trace: then the op itself asks when it runs.
     if backend == "triton" and not torch.compiler.is_compiling():
         require_triton(device, dtype)
@@ -60,6 +67,14 @@ def require_triton(device: torch.device, dtype: torch.dtype = torch.float32) -> 
 
 def _cannot_run(backend: str, reason: str) -> RuntimeError:
     return RuntimeError(f"backend: {backend!r} cannot run here: {reason}; reference and chunked run everywhere")
+
+
+def _why_not_cpu(device: torch.device, dtype: torch.dtype) -> str | None:
+    if native.WHY_MISSING is not None:
+        return native.WHY_MISSING
+    if device.type != "cpu":
+        return f"it needs tensors on a CPU, these are on {device.type}"
+    return "it computes in float32, and an input is float64" if dtype == torch.float64 else None
 
 
 def _why_no_triton() -> str | None:

@@ -12,10 +12,10 @@ LEVEL = 0
 
 def _load() -> str | None:
     """None where `torch.ops.datc_cpu` is there, else why not."""
-    folder = Path(__file__).parent
-    library = next(iter(sorted(folder.glob("_cpu.*so"))), None)
+    folder = Path(__file__).parent / "_native"
+    library = next(iter(sorted(folder.glob("datc_cpu.*so"))), None)
     if library is None:
-        note = folder / "_cpu_missing.txt"
+        note = folder / "missing.txt"
         return note.read_text(encoding="utf-8").strip() if note.exists() else "the C++ extension was not built"
     try:
         torch.ops.load_library(str(library))

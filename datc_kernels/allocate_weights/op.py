@@ -9,9 +9,9 @@ from .. import checks
 from ..dispatch import choose, require_triton
 from ..logit_transform import compute_dtype
 from ..types import TokenWeights
-from . import reference, segmented
+from . import cpu_backend, reference, segmented
 
-_BACKENDS = {"reference": reference.allocate, "chunked": segmented.allocate}
+_BACKENDS = {"reference": reference.allocate, "chunked": segmented.allocate, "cpu": cpu_backend.allocate}
 
 
 def allocate_weights(
@@ -45,7 +45,7 @@ def allocate_weights(
         mask: True at tokens, False at padding, [B, T] bool; None with credit [B, T]: no padding.
         frozen: True where the weight stays 1, bool in the shape of credit.
         ceiling: lambda, at least 1. utility: "advantage" or "sign".
-        backend: None, "reference", "chunked" or "triton" (float32 inside; the others use float64).
+        backend: None, "reference", "chunked", "cpu" (C++) or "triton" (float32 inside; the others use float64).
 
     Returns:
         TokenWeights: weight in credit's shape and temperature [B], float32 (float64 for float64 credit).
@@ -96,7 +96,7 @@ def allocate_weights(
         flat,
         float(ceiling),
         utility,
-        choose(backend, device, credit.dtype),
+        choose(backend, device, credit.dtype, cpu_takes_float64=True),
     )
     return TokenWeights(weight.view(credit.shape), temperature)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..anchored_state import AnchoredState
+from ..finalise import Fold
 from ..fold import Tile, fold_columns
 from ..products import blocks, product_tile, tile_shape
 from .inputs import CandidateInputs
@@ -55,10 +56,15 @@ def _block(x: CandidateInputs, rows: slice, space: Tensor, chunk: int) -> tuple[
 
     nobody = torch.zeros(count, dtype=torch.int64, device=x.hidden.device)  # no column is the sampled one here
     fold = fold_columns(logit_tile, reward_tile, nobody, x.support, chunk)
+    return picks.ids, candidate_values(fold, picks, x.support.rewarded_columns)
+
+
+def candidate_values(fold: Fold, picks: Picks, rewarded_columns: int) -> Tensor:
+    """[1 or 2, N, k]: probability and, with rewards, advantage of what was picked on the way."""
     values = [_probability(fold.whole, picks.z)]
     if fold.rewarded is not None:
-        values.append(_advantage(fold.rewarded, picks, x.support.rewarded_columns))
-    return picks.ids, torch.stack(values)
+        values.append(_advantage(fold.rewarded, picks, rewarded_columns))
+    return torch.stack(values)
 
 
 def _probability(s: AnchoredState, z: Tensor) -> Tensor:

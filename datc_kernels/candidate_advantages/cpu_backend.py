@@ -21,7 +21,8 @@ def forward(x: CandidateInputs) -> tuple[Tensor, Tensor]:
     """Ids [N, k] and values [1 or 2, N, k], as `reference.forward` gives them."""
     widths = [m.shape[1] for m in (x.hidden, x.reward_grad) if m is not None]
     rows, columns = native.tile_shape(max(widths))
-    rows = max(1, min(rows, 2**24 // (_BYTES_OF_A_CANDIDATE * x.top_k)))
+    if x.candidate_ids is None:
+        rows = max(1, min(rows, 2**24 // (_BYTES_OF_A_CANDIDATE * x.top_k)))
     ids, z, u, sums = torch.ops.datc_cpu.candidate_advantages(
         x.hidden,
         x.weight,

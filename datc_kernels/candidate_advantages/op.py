@@ -11,10 +11,10 @@ from ..finalise import Support
 from ..logit_transform import LogitTransform, compute_dtype
 from ..reward_half import check_reward
 from ..types import Candidates
-from . import chunked, reference
+from . import chunked, cpu_backend, reference
 from .inputs import CandidateInputs
 
-_BACKENDS = {"reference": reference, "chunked": chunked}
+_BACKENDS = {"reference": reference, "chunked": chunked, "cpu": cpu_backend}
 _NO_ID = -100  # never an id of a candidate
 
 
@@ -54,7 +54,7 @@ def candidate_advantages(
         temperature: a number, or a tensor [N].
         softcap: soft-cap of the logits (Gemma), before the temperature. logit_scale: factor on the raw logits (Cohere, Granite).
         vocab_size: columns of the support; padded columns beyond it do not exist. None: all of them.
-        backend: None, "reference" or "chunked".
+        backend: None, "reference", "chunked" or "cpu" (C++; float32 results).
 
     Returns:
         Candidates: token_ids [N, k] int64, and probability (over the whole support) and advantage [N, k] in float32 (float64
@@ -104,7 +104,7 @@ def candidate_advantages(
         checks.check_positive("logit_scale", logit_scale),
         None if softcap is None else checks.check_positive("softcap", softcap),
         support,
-        _choose(backend, device),
+        _choose(backend, device, compute_dtype(hidden, weight, reward_grad, reward_embedding)),
     )
     return Candidates(ids, values[0], None if reward_grad is None else values[1])
 
@@ -127,8 +127,8 @@ def _check_candidates(candidate_ids: object, top_k: object, n: int, support: int
     return int(ids.shape[1])
 
 
-def _choose(backend: str | None, device: torch.device) -> str:
-    name = choose(backend, device)
+def _choose(backend: str | None, device: torch.device, dtype: torch.dtype) -> str:
+    name = choose(backend, device, dtype)
     if name in _BACKENDS:
         return name
     if backend is None:

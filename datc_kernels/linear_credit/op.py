@@ -13,7 +13,7 @@ from ..finalise import REWARD_STATS, STATS, Support
 from ..logit_transform import LogitTransform, compute_dtype
 from ..reward_half import check_reward, check_single_process, to_token_credit
 from ..types import TokenCredit
-from . import chunked, reference
+from . import chunked, cpu_backend, reference
 from .inputs import LinearInputs
 
 
@@ -24,7 +24,7 @@ def _implementation(backend: str, device: torch.device) -> ModuleType:
         from . import triton_backend
 
         return triton_backend
-    return {"reference": reference, "chunked": chunked}[backend]
+    return {"reference": reference, "chunked": chunked, "cpu": cpu_backend}[backend]
 
 
 def linear_credit(
@@ -63,7 +63,9 @@ def linear_credit(
         softcap: soft-cap of the logits (Gemma), before the temperature. logit_scale: factor on the raw logits (Cohere, Granite).
         vocab_size: columns of the support; padded columns beyond it do not exist. None: all of them.
         process_group, vocab_start: vocabulary-parallel heads; not in this version (RuntimeError).
-        backend: None, "reference", "chunked" or "triton" (the fused kernel: CUDA from compute capability 8.0, float32 results).
+        backend: None, "reference", "chunked", "cpu" (C++: CPU tensors, float32 results) or "triton" (the fused kernel: CUDA from
+            compute capability 8.0, float32 results). On CPUs None takes "cpu" where the extension was built, and "chunked" where
+            it was not or an input is float64.
 
     Returns:
         TokenCredit: fields [N] in float32 (float64 with float64 inputs). `logprob` is differentiable with respect to hidden,

@@ -11,7 +11,7 @@ from ..finalise import REWARD_STATS, STATS, Support
 from ..logit_transform import LogitTransform, compute_dtype
 from ..reward_half import check_reward, check_single_process, to_token_credit
 from ..types import TokenCredit
-from . import tiled
+from . import cpu_backend, tiled
 from .inputs import LogitsInputs
 
 
@@ -117,6 +117,8 @@ def _forward_op(
             from . import triton_backend
 
             return triton_backend.forward(inputs)
+        if backend == "cpu":
+            return cpu_backend.forward(inputs)
         return tiled.forward(inputs, backend)
 
 
@@ -159,6 +161,8 @@ def _backward_op(
             from . import triton_backend
 
             return triton_backend.backward(inputs, grad_logprob, *saved)
+        if backend == "cpu":
+            return cpu_backend.backward(inputs, grad_logprob, *saved)
         return tiled.backward(inputs, grad_logprob, *saved, backend)
 
 

@@ -1,25 +1,19 @@
-"""Triton's kernels run in its interpreter, on CPU tensors: the variable must be there when Triton is imported."""
-
-import os
-import sys
-
-os.environ.setdefault("TRITON_INTERPRET", "1")
+"""Every backend in every variant; Triton's kernels in its interpreter (`tests/conftest.py`)."""
 
 import pytest
 
 from datc_kernels import missing_backends
-from datc_kernels.testing.variants import TRITON_VARIANTS, VARIANTS, using
-
-assert "triton" not in sys.modules, "Triton was imported before tests/kernels/conftest.py could choose its interpreter"
+from datc_kernels.testing.variants import CPU_VARIANTS, TRITON_VARIANTS, VARIANTS, using
 
 
 def run_in(variant):
-    if variant in TRITON_VARIANTS and "triton" in missing_backends():
-        pytest.skip(missing_backends()["triton"])
+    for name, variants in (("triton", TRITON_VARIANTS), ("cpu", CPU_VARIANTS)):
+        if variant in variants and name in missing_backends():
+            pytest.skip(missing_backends()[name])
     return using(variant)
 
 
-@pytest.fixture(params=VARIANTS)
+@pytest.fixture(params=[*VARIANTS, *CPU_VARIANTS])
 def backend(request):
     """The name of a backend; the whole test, its backward passes included, runs in that variant."""
     with run_in(request.param) as name:
@@ -28,12 +22,19 @@ def backend(request):
 
 @pytest.fixture(params=VARIANTS)
 def float64_backend(request):
-    """`backend` for tests in float64, where a module's own `backend` takes float32 only."""
+    """`backend` for tests in float64."""
     with run_in(request.param) as name:
         yield name
 
 
-@pytest.fixture(params=[*VARIANTS, "triton in large tiles"])
+@pytest.fixture(params=[*VARIANTS, "cpu"])
+def allocating_backend(request):
+    """The backends whose `allocate_weights` takes float64."""
+    with run_in(request.param) as name:
+        yield name
+
+
+@pytest.fixture(params=[*VARIANTS, *CPU_VARIANTS, "triton in large tiles"])
 def float32_backend(request):
     """The backends that take float32, the fused kernels among them."""
     with run_in(request.param) as name:

@@ -5,10 +5,11 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from datc_kernels import allocate_weights, effective_sample_ratio, predicted_gain
+from datc_kernels import allocate_weights, effective_sample_ratio, missing_backends, predicted_gain
 from datc_kernels.testing import truth
 
-pytestmark = pytest.mark.parametrize("backend", ["reference", "chunked"])
+CPU = pytest.param("cpu", marks=pytest.mark.skipif("cpu" in missing_backends(), reason=missing_backends().get("cpu", "")))
+pytestmark = pytest.mark.parametrize("backend", ["reference", "chunked", CPU])
 
 values = st.floats(-100, 100, allow_subnormal=False).map(lambda x: round(x, 6))
 advantages = st.floats(-3, 3, allow_subnormal=False).map(lambda x: round(x, 6))

@@ -1,15 +1,16 @@
-"""allocate_weights: examples by hand, layouts, frozen and empty positions, extremes; on both backends."""
+"""allocate_weights: examples by hand, layouts, frozen and empty positions, extremes; on every backend."""
 
 import math
 
 import pytest
 import torch
 
-from datc_kernels import allocate_weights, effective_sample_ratio, predicted_gain
+from datc_kernels import allocate_weights, effective_sample_ratio, missing_backends, predicted_gain
 from datc_kernels.testing import truth
 from datc_kernels.testing.budgets import WEIGHT
 
-pytestmark = pytest.mark.parametrize("backend", ["reference", "chunked"])
+CPU = pytest.param("cpu", marks=pytest.mark.skipif("cpu" in missing_backends(), reason=missing_backends().get("cpu", "")))
+pytestmark = pytest.mark.parametrize("backend", ["reference", "chunked", CPU])
 
 
 def one(credit, advantage=1.0, **options):
@@ -223,4 +224,4 @@ def test_diagnostics_by_hand(backend):
     credit = torch.tensor([1.0, -1.0, 3.0, 4.0, math.nan])
     assert predicted_gain(credit, torch.tensor([2.0, 1.0, 1.0]), weight, lengths).tolist() == [4.0, 0.0, 0.0]
     assert effective_sample_ratio(torch.zeros(0), torch.zeros(0, dtype=torch.int64)).shape == (0,)
-    assert backend in ("reference", "chunked")
+    assert backend in ("reference", "chunked", "cpu")

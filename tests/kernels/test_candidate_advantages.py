@@ -11,12 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 
-from datc_kernels import candidate_advantages, linear_credit
+from datc_kernels import candidate_advantages, linear_credit, missing_backends
 from datc_kernels.testing.inputs import CASES, Sizes, everything, masked, plain, short_reward_vocabulary, ties
-from datc_kernels.testing.variants import using
+from datc_kernels.testing.variants import CPU_VARIANTS, VARIANTS, using
 
 VECTORS = sorted((Path(__file__).parent / "vectors").glob("credit_*.npz"))
-BACKENDS = ["reference", "chunked"]
+CPU = pytest.param("cpu", marks=pytest.mark.skipif("cpu" in missing_backends(), reason=missing_backends().get("cpu", "")))
+BACKENDS = ["reference", "chunked", CPU]
+VARIANTS_HERE = [v for v in (*VARIANTS, *CPU_VARIANTS) if v not in CPU_VARIANTS or "cpu" not in missing_backends()]
 RELATIVE = 2e-5  # of float32 results, against float64
 
 
@@ -69,12 +71,12 @@ def test_the_most_likely_candidates(name, backend):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_float64_is_the_truth(name, backend):
+def test_float64_is_the_truth(name, float64_backend):
     case = CASES[name]().to(torch.float64)
     args, options = arguments(case)
     p, A = truth(case)
     ids = torch.arange(p.shape[1]).expand(len(p), -1)
-    got = candidate_advantages(*args, **options, candidate_ids=ids, backend=backend)
+    got = candidate_advantages(*args, **options, candidate_ids=ids, backend=float64_backend)
     assert got.probability.dtype == got.advantage.dtype == torch.float64
     torch.testing.assert_close(got.probability, p, rtol=1e-10, atol=1e-15)
     scale = A.abs().max()
@@ -82,12 +84,12 @@ def test_float64_is_the_truth(name, backend):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_probabilities_sum_to_one_and_advantages_average_to_nothing(name, backend):
+def test_probabilities_sum_to_one_and_advantages_average_to_nothing(name, float64_backend):
     """sum_v p_v = 1; sum_v p_v A_v = 0 over the columns that have a reward row."""
     case = CASES[name]().to(torch.float64)
     args, options = arguments(case)
     k = options.get("vocab_size", len(case.weight))
-    got = candidate_advantages(*args, **options, top_k=k, backend=backend)
+    got = candidate_advantages(*args, **options, top_k=k, backend=float64_backend)
     torch.testing.assert_close(got.probability.sum(dim=1), torch.ones(len(case.hidden), dtype=torch.float64))
     mean = (got.probability * got.advantage).sum(dim=1)
     assert (mean.abs() <= 1e-12 * got.advantage.abs().max()).all()
@@ -139,7 +141,7 @@ def test_ties_go_to_the_lower_id(seed, k, levels):
     weight = torch.randint(levels, (150, 1), generator=generator).float()
     grad, table = torch.randn(3, 4, generator=generator), torch.randn(150, 4, generator=generator)
     expected = sorted(range(150), key=lambda v: (-float(weight[v]), v))[:k]
-    for variant in ("reference", "chunked", "chunked in small tiles"):
+    for variant in VARIANTS_HERE:
         with using(variant) as backend:
             got = candidate_advantages(torch.ones(3, 1), weight, grad, table, top_k=k, backend=backend)
         assert got.token_ids.tolist() == [expected] * 3
@@ -164,18 +166,18 @@ def test_given_candidates_are_the_same_numbers(backend):
     assert torch.equal(again.advantage, best.advantage[:, order])
 
 
-def test_a_row_does_not_depend_on_its_place(backend):
+def test_a_row_does_not_depend_on_its_place(float64_backend):
     case = everything().to(torch.float64)
     (hidden, weight, grad, table), options = arguments(case)
-    whole = candidate_advantages(hidden, weight, grad, table, **options, top_k=5, backend=backend)
+    whole = candidate_advantages(hidden, weight, grad, table, **options, top_k=5, backend=float64_backend)
     order = torch.randperm(len(hidden), generator=torch.Generator().manual_seed(0))
     turned = options | {"temperature": options["temperature"][order]}
-    got = candidate_advantages(hidden[order], weight, grad[order], table, **turned, top_k=5, backend=backend)
+    got = candidate_advantages(hidden[order], weight, grad[order], table, **turned, top_k=5, backend=float64_backend)
     assert torch.equal(got.token_ids, whole.token_ids[order])
     torch.testing.assert_close(got.advantage, whole.advantage[order], rtol=1e-12, atol=1e-14)
     for i in (0, 7):
         alone = options | {"temperature": options["temperature"][i : i + 1]}
-        one = candidate_advantages(hidden[i : i + 1], weight, grad[i : i + 1], table, **alone, top_k=5, backend=backend)
+        one = candidate_advantages(hidden[i : i + 1], weight, grad[i : i + 1], table, **alone, top_k=5, backend=float64_backend)
         assert torch.equal(one.token_ids[0], whole.token_ids[i])
         torch.testing.assert_close(one.advantage[0], whole.advantage[i], rtol=1e-12, atol=1e-14)
 
@@ -293,6 +295,10 @@ def samples():
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("args", [pytest.param(a, id=n) for n, a in samples()])
 def test_opcheck(args, backend):
+    if backend == "cpu" and args[0].dtype == torch.float64:
+        with pytest.raises(RuntimeError, match="expected float32"):
+            torch.ops.datc.candidate_advantages(*args, backend)
+        return
     torch.library.opcheck(torch.ops.datc.candidate_advantages.default, (*args, backend))
 
 
@@ -369,7 +375,7 @@ def test_what_is_refused(name, tensors, options):
         candidate_advantages(**args, **options)
 
 
-@pytest.mark.parametrize("backend", ["cpu", "triton", "cuda"])
+@pytest.mark.parametrize("backend", ["triton", "cuda"])
 def test_a_backend_without_candidates_says_so(backend):
     with pytest.raises(RuntimeError, match=rf"^backend: '{backend}' "):
         candidate_advantages(*arguments(plain())[0], top_k=2, backend=backend)

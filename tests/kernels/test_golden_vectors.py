@@ -78,7 +78,7 @@ def test_our_truth_agrees(name):
 
 @pytest.mark.parametrize("utility", ["advantage", "sign"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_allocate_weights(utility, dtype, float64_backend):
+def test_allocate_weights(utility, dtype, allocating_backend):
     """float64 credit as given; float32 credit is another input where two credits nearly tie, so it is judged by the truth."""
     data = load("allocation")
     suffix = "_sign" if utility == "sign" else ""
@@ -95,7 +95,7 @@ def test_allocate_weights(utility, dtype, float64_backend):
             frozen=data["frozen"][tokens],
             ceiling=ceiling,
             utility=utility,
-            backend=float64_backend,
+            backend=allocating_backend,
         )
         start += len(tokens)
         assert got.weight.dtype == got.temperature.dtype == dtype

@@ -42,7 +42,7 @@ def ids_with_an_ignored_row(case, support=20):
     return ids
 
 
-def test_k19_gradcheck_of_linear_credit(mode, backend):
+def test_k19_gradcheck_of_linear_credit(mode, float64_backend):
     """K19: finite differences, for hidden, weight and bias, an ignored row among them."""
     case = plain(0, TINY).to(torch.float64)
     ids = ids_with_an_ignored_row(case)
@@ -50,19 +50,19 @@ def test_k19_gradcheck_of_linear_credit(mode, backend):
 
     def logprob(hidden, weight, bias):
         return linear_credit(
-            hidden, weight, ids, case.reward_grad, case.reward_embedding, bias=bias, backend=backend, **mode
+            hidden, weight, ids, case.reward_grad, case.reward_embedding, bias=bias, backend=float64_backend, **mode
         ).logprob
 
     inputs = [x.clone().requires_grad_() if x is not None else None for x in (case.hidden, case.weight, bias)]
     assert torch.autograd.gradcheck(logprob, inputs)
 
 
-def test_k19_gradcheck_of_logits_credit(mode, backend):
+def test_k19_gradcheck_of_logits_credit(mode, float64_backend):
     case = plain(0, TINY).to(torch.float64)
     ids = ids_with_an_ignored_row(case)
     mode.pop("bias", None)
     logits = case.logits().requires_grad_()
-    assert torch.autograd.gradcheck(lambda z: logits_credit(z, ids, backend=backend, **mode).logprob, [logits])
+    assert torch.autograd.gradcheck(lambda z: logits_credit(z, ids, backend=float64_backend, **mode).logprob, [logits])
 
 
 def gradients(f, *inputs):
@@ -98,6 +98,10 @@ def test_k14_gradients_against_float64(name, dtype, backend):
     def exact(hidden, weight, bias):
         return truth.logprob(hidden, weight, case.token_ids, bias=bias, **options)
 
+    if backend == "cpu" and dtype == torch.float64:
+        with pytest.raises(RuntimeError, match="^backend: 'cpu' cannot run here: .*float64"):
+            gradients(ours, case.hidden, case.weight, bias)
+        return
     got = gradients(ours, case.hidden, case.weight, bias)
     true = gradients(exact, case.hidden.double(), case.weight.double(), bias.double())
     for g, t in zip(got, true, strict=True):
@@ -133,10 +137,11 @@ def test_k42_gradients_of_mixed_dtypes(wide, backend):
 
 
 @pytest.mark.parametrize("wide", ["reward_grad", "reward_embedding"])
-def test_gradients_where_only_the_reward_is_float64(wide, backend):
+def test_gradients_where_only_the_reward_is_float64(wide, float64_backend):
     """The forward is float64 then, the gradients still have their tensors' dtype."""
     case = plain()
     case = replace(case, **{wide: getattr(case, wide).double()})
+    backend = float64_backend
     got = gradients(lambda h, w: linear_credit(h, w, *case.args[2:], backend=backend).logprob, case.hidden, case.weight)
     true = gradients(lambda h, w: truth.logprob(h, w, case.token_ids), case.hidden.double(), case.weight.double())
     for g, t in zip(got, true, strict=True):
