@@ -20,6 +20,7 @@ import torch
 from datc_kernels.dispatch import KNOWN, choose, missing_backends
 from datc_train.config import Config
 from datc_train.data import find_prompts, prompt_batch
+from datc_train.memory_estimate import SIZES, estimate
 from datc_train.models import REWARDS, resolve_device
 from datc_train.reward.vocabulary import check_same_vocabulary
 from datc_train.run_folder import check_run_dir
@@ -27,7 +28,6 @@ from datc_train.trackers import check_trackers
 from datc_train.types import Prompt
 
 PACKAGES = ("torch", "triton", "transformers", "peft", "accelerate", "trl", "vllm")
-_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,12 @@ def dry_run(config: Config, *, say: Callable[[str], None] = print) -> None:
             max_prompt_tokens=config.max_prompt_tokens,
             chat_template_kwargs=config.chat_template_kwargs,
         )
-        prompts = prompt_batch(find_prompts(config.prompts, config.prompt_column), 1, 1, config.seed)
+        prompts = prompt_batch(
+            find_prompts(config.prompts, config.prompt_column, split=config.prompt_split, system_prompt=config.system_prompt),
+            1,
+            1,
+            config.seed,
+        )
         trainer = Trainer(config, actor, reward, sampler, make_optimizer(actor.trainable, config))
         one = trainer.step(1, prompts, seed=config.seed, check_sampler=True)
     seconds = ", ".join(f"{phase} {value:.2f} s" for phase, value in one.clock.seconds.items())
@@ -136,7 +141,9 @@ def _run(report: Report, config: Config) -> None:
         report.add("device", f"{device}, kernels by {choose(config.backend, device)}")
     prompts: list[Prompt] = []
     with report.check("prompts"):
-        prompts = find_prompts(config.prompts, config.prompt_column)
+        prompts = find_prompts(
+            config.prompts, config.prompt_column, split=config.prompt_split, system_prompt=config.system_prompt
+        )
         prompt_batch(prompts, 1, config.prompts_per_step, config.seed)
         report.add("prompts", f"{len(prompts)} from {config.prompts}")
     policy = tokenizer = reward = None
@@ -237,39 +244,23 @@ def _stored_names(folder: Path) -> set[str] | None:
 
 
 def _memory(report: Report, config: Config, policy: Any, reward: Any) -> None:
-    """GiB of what stays, and of the largest passing thing of each stage; an estimate within about a third."""
-    size = _SIZES[config.dtype]
-    p, r = (sum(x.numel() for x in model.parameters()) for model in (policy, reward))
-    settings = policy.config.get_text_config()
-    layers, hidden = settings.num_hidden_layers, settings.hidden_size
-    if config.lora is None:
-        trainable, stays = p, p * size * (4 + (config.beta > 0))  # weights, gradient, two moments; reference
-    else:
-        trainable = _lora_parameters(policy, config)
-        stays = p * size + trainable * 16
-    kv_width = getattr(settings, "num_key_value_heads", settings.num_attention_heads) * (
-        getattr(settings, "head_dim", None) or hidden // settings.num_attention_heads
-    )
-    rows = min(config.sample_batch_size, config.prompts_per_step * config.group_size)
-    cache = 2 * layers * kv_width * size * rows * (config.max_new_tokens + 256)
-    width = getattr(settings, "intermediate_size", 4 * hidden)
-    tokens = config.micro_batch_tokens
-    layer = tokens * (6 * hidden + 4 * width) * size
-    activations = tokens * hidden * layers * size + 2 * layer if config.gradient_checkpointing else layers * layer
-    table = reward.get_input_embeddings().weight.numel() * size if config.method != "grpo" else 0
-    need = stays + r * size + max(cache, activations) + table
-    gib = 2**30
+    """GiB of what stays, and of the largest passing thing of each stage."""
+    parameters = sum(x.numel() for x in policy.parameters())
+    trainable = parameters if config.lora is None else _lora_parameters(policy, config)
+    memory = estimate(config, policy, reward, trainable)
+    need, gib = memory.total, 2**30
     report.add(
         "memory",
-        f"about {need / gib:.1f} GiB: policy, optimizer and reference {stays / gib:.1f} ({trainable / 1e6:.0f}M trainable), "
-        f"reward model {r * size / gib:.1f}, sampling cache {cache / gib:.1f}, activations of an update {activations / gib:.1f}",
+        f"about {need / gib:.1f} GiB: policy, optimizer and reference {memory.training / gib:.1f} ({trainable / 1e6:.0f}M "
+        f"trainable), reward model {memory.reward / gib:.1f}, kept of a rollout {memory.rollout / gib:.1f}, sampling cache "
+        f"{memory.cache / gib:.1f}, activations of an update {memory.activations / gib:.1f}",
     )
     device = torch.device("cuda" if config.device == "auto" and torch.cuda.is_available() else "cpu")
     free = torch.cuda.mem_get_info()[0] if device.type == "cuda" else _free_ram()
     if free is not None:
         report.add("free memory", f"{free / gib:.1f} GiB on {device}", "ok" if free > need else "note")
     room = shutil.disk_usage(Path(config.run_dir).parent if config.run_dir and Path(config.run_dir).parent.is_dir() else ".").free
-    checkpoint = 3 * trainable * 4
+    checkpoint = 3 * trainable * (4 if config.lora else SIZES[config.dtype])  # an adapter is float32
     report.add(
         "disk",
         f"{room / gib:.1f} GiB free, a checkpoint takes about {checkpoint / gib:.2f}",
