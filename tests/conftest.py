@@ -1,9 +1,11 @@
-"""Set before torch is imported: OpenMP threads that spin beside a busy process make small operations many times slower."""
+"""Set before torch is imported: OpenMP threads that spin beside a busy process make small operations many times slower, and
+Triton's kernels run in its interpreter, on CPU tensors, only where its variable was there when it was imported."""
 
 import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("TRITON_INTERPRET", "1")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 

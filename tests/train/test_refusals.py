@@ -37,7 +37,7 @@ def run_cli(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
         (["train", "--config", "tiny", "--dtype", "int8"], "dtype"),
         (["train", "--config", "tiny", "--device", "quantum"], "device"),
         (["train", "--config", "tiny", "--backend", "fast"], "backend"),
-        (["train", "--config", "tiny", "--backend", "triton"], "triton"),
+        (["train", "--config", "tiny", "--backend", "cuda"], "cuda"),
         (["train", "--config", "tiny", "--group_size", "1"], "group_size: expected at least 2"),
         (["train", "--config", "tiny", "--ceiling", "0.5"], "ceiling"),
         (["train", "--config", "tiny", "--clip", "1.5"], "clip"),
