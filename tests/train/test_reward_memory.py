@@ -12,6 +12,8 @@ from test_reward_tiny import chatml_tokenizer, tiny_classifier
 
 from datc_train.advantages import group_advantages
 from datc_train.reward import RewardModel
+from datc_train.reward.memory import pass_memory
+from datc_train.reward.shared_prefix import read_prefixes, read_rests
 
 SHORT = [{"role": "user", "content": "How are you today?"}]
 OTHER = [{"role": "user", "content": "A story"}]
@@ -137,3 +139,27 @@ def test_on_overflow_has_two_values() -> None:
     assert limited("error").on_overflow == "error"
     with pytest.raises(ValueError, match=r"on_overflow: expected 'error' or 'neutral', got 'cut'"):
         limited("cut")
+
+
+# ---------------------------------------------------------------- what a pass costs
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
+@pytest.mark.parametrize("shape", [(1, 300, 100), (4, 40, 120), (3, 30, 40)])
+def test_memory_of_a_pass_is_predicted(family: str, shape: tuple[int, int, int]) -> None:
+    """From passes of a few dozen tokens, within a tenth (sliding layers keep no more than their window of the past)."""
+    reward = reward_model(family, changes={"sliding_window": 400} if family == "gemma3" else {})
+    rows, prefix, rest = shape
+    predicted = pass_memory(reward._scorer).bytes(rows, prefix, rest)
+    past = read_prefixes(reward._scorer, [tuple(range(prefix))])
+    storages: dict[int, tuple[torch.Tensor, int]] = {}
+    own = {p.untyped_storage().data_ptr() for p in reward.model.parameters()}
+
+    def see(tensor: torch.Tensor) -> torch.Tensor:
+        storages[tensor.untyped_storage().data_ptr()] = (tensor, tensor.untyped_storage().nbytes())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(see, lambda tensor: tensor):
+        read_rests(reward._scorer, [list(range(rest))] * rows, past, [0] * rows, True)
+    actual = sum(size for pointer, (_, size) in storages.items() if pointer not in own)
+    assert predicted == pytest.approx(actual, rel=0.1)
