@@ -17,7 +17,7 @@ from torch import Tensor
 from datc_train.reward.scorer import Scorer
 from datc_train.reward.shared_prefix import read_prefixes, read_rests
 
-_SHAPES = ((16, 16), (64, 16), (16, 64))  # prefix, rest: as many as there are unknowns
+_SHAPES = ((64, 64), (256, 64), (64, 192))  # prefix, rest: as many as there are unknowns
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class PassMemory:
 
 
 def pass_memory(scorer: Scorer) -> PassMemory:
-    """The three numbers of a model, from three passes of a few dozen tokens."""
+    """The three numbers of a model, from three passes of some hundred tokens."""
     kept = torch.tensor([_kept(scorer, prefix, rest) for prefix, rest in _SHAPES], dtype=torch.float64)
     sizes = torch.tensor([[rest, prefix, rest * (prefix + rest)] for prefix, rest in _SHAPES], dtype=torch.float64)
     a, b, c = torch.linalg.solve(sizes, kept).tolist()

@@ -147,7 +147,7 @@ def test_on_overflow_has_two_values() -> None:
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
 @pytest.mark.parametrize("shape", [(1, 300, 100), (4, 40, 120), (3, 30, 40)])
 def test_memory_of_a_pass_is_predicted(family: str, shape: tuple[int, int, int]) -> None:
-    """From passes of a few dozen tokens, within a tenth (sliding layers keep no more than their window of the past)."""
+    """From passes of some hundred tokens, within a tenth (sliding layers keep no more than their window of the past)."""
     reward = reward_model(family, changes={"sliding_window": 400} if family == "gemma3" else {})
     rows, prefix, rest = shape
     predicted = pass_memory(reward._scorer).bytes(rows, prefix, rest)
