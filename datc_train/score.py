@@ -27,12 +27,11 @@ def check_reward(reward: object, method: str) -> None:
     if needed is None or isinstance(reward, RewardModel):
         if not callable(reward):
             raise ValueError(f"reward: expected a RewardModel or a function, got {type(reward).__name__}")
-        if isinstance(reward, RewardModel) and method == "p2t":
-            pad = reward.tokenizer.pad_token_id
-            if pad is None or pad >= reward.embedding_rows:
-                raise ValueError(
-                    f"reward: method 'p2t' needs a reward model whose tokenizer has a pad token with an embedding, got {pad}"
-                )
+        if isinstance(reward, RewardModel) and method == "p2t" and reward.pad_embedding is None:
+            raise ValueError(
+                "reward: method 'p2t' needs a reward model whose tokenizer has a pad token with an embedding, "
+                f"got pad token {reward.tokenizer.pad_token!r}"
+            )
         return
     without = [name for name, m in METHODS.items() if m.needs_of_reward is None]
     raise ValueError(
@@ -75,7 +74,8 @@ def score_rollout(
     if isinstance(reward, RewardModel):
         size = rollout.group_size
         scored = reward.score(prompts, responses, size, gradient=gradient, stop_ids=stop_ids)
-        scored = replace(scored, pad_id=reward.tokenizer.pad_token_id)
+        if method is not None and method.needs_embedding:
+            scored = replace(scored, pad_embedding=reward.pad_embedding)
         if method is not None and method.needs_token_rewards:
             scored = replace(scored, token_reward=reward.token_rewards(prompts, responses, size, stop_ids=stop_ids))
         if method is not None and method.needs_left_out_scores:

@@ -44,7 +44,7 @@ def share_out(
         # An id without a row in the table is never mapped: its gradient is 0, whatever stands here.
         ids = lesson.rollout.response_ids[tokens].clamp(max=len(scored.reward_embedding) - 1)
         gradient, embedding = where_there(scored.reward_grad, tokens), of(scored.reward_embedding, ids)
-        pad = None if scored.pad_id is None else scored.reward_embedding[scored.pad_id].to(device)
+        pad = None if scored.pad_embedding is None else scored.pad_embedding.to(device)
     return method.token_advantage(
         CreditInputs(
             credit=credit,

@@ -46,6 +46,6 @@ class ScoredRollout:
     mapped: Tensor  # [N] bool, True where the reward model's row holds the same id on the same bytes
     frozen: Tensor  # [N] bool, True where the weight stays 1; contains every unmapped position
     reward_embedding: Tensor | None  # [rows, K] what the reward model's embedding module returns for every id
-    pad_id: int | None = None  # the reward model's; None without a pad token or a reward model
+    pad_embedding: Tensor | None = None  # [K] of the reward model's own pad token; None where there is none or not asked for
     token_reward: Tensor | None = None  # [N] float32, what each token adds to the score so far; None where not asked for
     left_out_score: Tensor | None = None  # [N] float32, the score without the token; None where not asked for

@@ -140,9 +140,13 @@ class RewardModel:
         return self._scorer.device
 
     @property
-    def embedding_rows(self) -> int:
-        """Rows of the input embedding: ids below it can be read."""
-        return self._scorer.vocab_size
+    def pad_embedding(self) -> Tensor | None:
+        """[K] what the embedding returns for the tokenizer's pad token; None without one that has a row."""
+        pad = self.tokenizer.pad_token_id
+        if pad is None or pad >= self._scorer.vocab_size:
+            return None
+        with torch.no_grad():
+            return self._scorer.embedding(torch.tensor([pad], device=self.device))[0]
 
     def score(
         self,

@@ -40,10 +40,8 @@ def token_rewards(scorer: Scorer, rows: Sequence[MappedRow], max_tokens: int) ->
         for place, i in enumerate(batch):
             position = torch.as_tensor(rows[i].position, dtype=torch.long).to(device)
             tokens = torch.nonzero(position >= 0).squeeze(1)
-            start = position[tokens[0]] - 1
-            score = head_score(
-                scorer.head, hidden[place, torch.cat([start.clamp(min=0)[None], position[tokens]]).to(hidden.device)]
-            )
+            start, end = position[tokens[0]] - 1, position + torch.as_tensor(rows[i].width, dtype=torch.long).to(device) - 1
+            score = head_score(scorer.head, hidden[place, torch.cat([start.clamp(min=0)[None], end[tokens]]).to(hidden.device)])
             score[0] = torch.where(start < 0, torch.zeros_like(score[0]), score[0])
             out[first[i] + tokens] = score.diff().to(device)
     return out

@@ -169,3 +169,28 @@ def test_cached_weights_are_those_of_the_fused_pass(tmp_path: Path, monkeypatch:
     one, other = adapter(fused), adapter(cached)
     assert max(float((one[k] - other[k]).abs().max()) for k in one) < 1e-6
     assert (fused / "samples.jsonl").read_text() == (cached / "samples.jsonl").read_text()
+
+
+def test_red_and_p2t_with_a_policy_of_another_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token that is several of the reward model's has their rewards' sum; the pad token is the reward model's own."""
+    from test_reward_spelling import PROMPT, encode, other_tokenizer
+    from test_reward_tiny import chatml_tokenizer, tiny_classifier
+
+    monkeypatch.setenv("DATC_CACHE", str(tmp_path))
+    fine, coarse, text = other_tokenizer(), chatml_tokenizer(), "Hello there. Thank you very much"
+    fine.pad_token = "<|endoftext|>"
+    model = tiny_classifier("llama", len(fine))
+    with pytest.warns(RuntimeWarning, match="another vocabulary"):
+        reward = RewardModel(model, fine, policy_tokenizer=coarse)
+    own = RewardModel(model, fine)
+    split = own.token_rewards([PROMPT], [encode(fine, text)], 1)
+    whole = reward.token_rewards([PROMPT], [encode(coarse, text)], 1)
+    rows, _, _ = reward._build([PROMPT], [encode(coarse, text)], 1, set())
+    assert max(rows[0].width.tolist()) > 1
+    assert min(rows[0].position.tolist()) >= 0
+    torch.testing.assert_close(whole.sum(), split.sum(), rtol=1e-4, atol=1e-6)
+    start = 0
+    for width, value in zip(rows[0].width.tolist(), whole, strict=True):
+        torch.testing.assert_close(value, split[start : start + width].sum(), rtol=1e-3, atol=1e-5)
+        start += width
+    assert torch.equal(reward.pad_embedding, model.get_input_embeddings().weight[fine.pad_token_id])
