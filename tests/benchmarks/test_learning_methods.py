@@ -1,0 +1,47 @@
+"""The toy with every credit method."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks import learning, learning_methods
+from datc_train.credit import METHODS
+
+
+def test_a_short_run_has_every_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learning, "PRETRAINING", 2)
+    monkeypatch.setattr(learning, "REGRESSION", 2)
+    monkeypatch.setattr(learning_methods.toy, "LAST", 1)
+    result = learning_methods.run(1, 2, 1e-3, say=lambda _: None)
+    assert set(result["final"]) == set(METHODS)
+    assert learning_methods.table(result).count("\n") == len(METHODS) + 1
+    first = {curve["reward"][0] for (curve,) in result["curves"].values()}
+    second = {curve["reward"][1] for (curve,) in result["curves"].values()}
+    assert len(first) == 1  # all start from the same samples
+    assert len(second) > len(METHODS) // 2  # and part
+
+
+def test_grpo_and_datc_are_those_of_the_other_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learning, "PRETRAINING", 2)
+    monkeypatch.setattr(learning, "REGRESSION", 2)
+    world = learning.World(0)
+    for method in ("grpo", "datc"):
+        here, there = (
+            module.train(world, method, seed=0, steps=3, learning_rate=1e-3) for module in (learning_methods, learning)
+        )
+        assert here["reward"] == pytest.approx(there["reward"])
+
+
+def test_token_rewards_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learning, "PRETRAINING", 2)
+    monkeypatch.setattr(learning, "REGRESSION", 2)
+    world = learning.World(0)
+    ids = world.sequences(3, torch.Generator().manual_seed(0))
+    rewards = learning_methods.token_rewards(world, ids)
+    assert rewards.shape == (3, learning.RESPONSE)
+    with torch.no_grad():
+        whole, prompt = (
+            learning._score(world.reward, world.reward.model.embed_tokens(part)) for part in (ids, ids[:, : learning.PROMPT])
+        )
+    torch.testing.assert_close(rewards.sum(1), whole - prompt, rtol=1e-4, atol=1e-5)
