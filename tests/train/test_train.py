@@ -275,7 +275,7 @@ def test_nothing_of_the_size_of_the_logits_in_training(tmp_path: Path) -> None:
 
     with Largest() as largest:
         reference = reference_pass(actor, rollout, config, sampler.vocab_size).logprob
-        lesson = Lesson(1, rollout, scored, torch.linspace(-1, 1, 8), reference)
+        lesson = Lesson(1, rollout, scored, torch.linspace(-1, 1, 8), reference_logprob=reference)
         optimizer = torch.optim.AdamW(actor.trainable, lr=0.0)
         update(actor, optimizer, lesson, config, vocab_size=sampler.vocab_size, step=1, clock=Clock(actor.device))
     assert largest.rows < n
