@@ -8,7 +8,8 @@
 The reward model is the quickstart's. "shared": responses in its own tokens. "other": in tokens of a vocabulary of 8,000 merges
 with ids of its own, mapped by bytes. Replacements come from the other tokens of the same texts, so they are words, in the wrong
 places: the largest steps that the prediction is ever asked about. Rank correlations over all replacements, and within a position
-(the mean over positions): which of several candidates is better there, which is what credit asks.
+(the mean over positions): which of several candidates is better there, which is what credit asks. `part` is the same in the
+shared vocabulary for embeddings that go only a part of the way from E_y to E_v: how far the first order reaches.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import argparse
 import json
 import random
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,33 @@ def changes(reward: RewardModel, positions: int, candidates: int) -> tuple[Tenso
     return torch.tensor(predicted).view(shape), true.cpu().view(shape), float(scored.mapped.float().mean())
 
 
+def parts_of_the_way(reward: RewardModel, replacements: int, parts: Sequence[float] = (0.01, 0.1, 0.3, 1.0)) -> dict[str, float]:
+    """Rank correlation of <g_t, E_v - E_y> with R(e_t + part (E_v - E_y)) - R, in the reward model's own tokens."""
+    chance = random.Random(0)
+    model: Any = reward.model
+    embedding = model.get_input_embeddings()
+    predicted, true = [], []
+    for question, answer in ANSWERS.items():
+        prompt = [{"role": "user", "content": question}]
+        response = reward.tokenizer(answer, add_special_tokens=False)["input_ids"]
+        gradient = reward.score([prompt], [response], 1).reward_grad
+        assert gradient is not None
+        row = reward.tokenizer.apply_chat_template([*prompt, {"role": "assistant", "content": answer}], return_dict=False)
+        start = next(i for i in range(len(row)) if row[i : i + len(response)] == response)
+        inputs = embedding(torch.tensor([row])).detach()
+        for _ in range(replacements):
+            t, v = chance.randrange(len(response)), chance.choice(response)
+            step = embedding.weight[v] - embedding.weight[response[t]]
+            predicted.append(float(gradient[t] @ step))
+            rows = inputs.repeat(len(parts) + 1, 1, 1)
+            rows[1:, start + t] += torch.tensor(parts)[:, None] * step
+            with torch.no_grad():
+                score = model.score(model.model(inputs_embeds=rows).last_hidden_state[:, -1].float()).squeeze(-1)
+            true.append(score[1:] - score[0])
+    columns = torch.stack(true).unbind(1)
+    return {str(part): correlation(ranks(torch.tensor(predicted)), ranks(c)) for part, c in zip(parts, columns, strict=True)}
+
+
 def correlation(a: Tensor, b: Tensor) -> float:
     return float(torch.corrcoef(torch.stack([a.double(), b.double()]))[0, 1])
 
@@ -107,6 +136,7 @@ def measure(positions: int = 4, candidates: int = 8) -> dict[str, Any]:
             "spearman_within_position": sum(within) / len(within),
             "standard_error": float(torch.tensor(within).std() / len(within) ** 0.5),
         }
+    result["part"] = parts_of_the_way(RewardModel(model, tokenizer), candidates)
     return result
 
 
@@ -122,6 +152,7 @@ def main() -> None:
         line = result[name]
         inside = f"{line['spearman_within_position']:.3f} ± {line['standard_error']:.3f}"
         print(f"{name:<12}{line['replacements']:>6}{line['mapped']:>9.3f}{line['spearman']:>10.3f}{inside:>20}")
+    print("Spearman by part of the way: " + ", ".join(f"{part} {value:.3f}" for part, value in result["part"].items()))
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
