@@ -141,9 +141,10 @@ static inline Sums column_sums(const float* x, const float* u, int64_t n, float 
   s.H = factor * total(H) + (x_t - x_t);  // NaN where the top is infinite
   if (REWARD) {
     s.u_t = u_t;
-    s.S1 = total(S1);
-    s.S2 = total(S2);
-    s.S3 = total(S3);
+    const float undefined = u_t - u_t;  // NaN where the top's reward is NaN or infinite
+    s.S1 = total(S1) + undefined;
+    s.S2 = total(S2) + undefined;
+    s.S3 = total(S3) + undefined;
   }
   return s;
 }

@@ -30,7 +30,8 @@ WHY_MISSING = _load()
 def tile_shape(width: int) -> tuple[int, int]:
     """(rows, columns) of the tile of the vocabulary for operands of `width` numbers a row; never a function of N.
 
-    A float32 tile of 512 x 1024 is 2 MiB and stays in cache. Two of them, the slice of a table in float32 (at most 16 MiB) and
-    the block of two left operands in float32 (at most 8 MiB each) are the whole workspace.
+    A float32 tile of 512 x 1024 is 2 MiB and stays in cache. Two of them, a slice of two tables in float32 (at most 16 MiB each)
+    and a block of two left operands in float32 (at most 8 MiB each) are the whole workspace: 52 MiB, and nothing but the tiles
+    where the inputs are float32.
     """
     return min(512, max(1, 2**21 // max(1, width))), min(1024, max(1, 2**22 // max(1, width)))
