@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from datc_train.bench.machine import machine
-from datc_train.bench.memory import peak_memory
 from datc_train.reward.classifier import take_apart
 from datc_train.reward.micro_batches import SplitRow
 from datc_train.reward.scorer import Scorer
@@ -127,7 +126,6 @@ def measure(preset: Preset, rounds: int = 3, say: Callable[[str], None] = lambda
     result["backward_over_forward"] = {
         path: result["gradient"][path]["cpu_seconds"] / result["score"][path]["cpu_seconds"] - 1 for path in ("whole", "shared")
     }
-    result["peak_bytes"] = _peaks(model, scorer, ids, split, result)
     return result | {"load_average": os.getloadavg(), "machine": machine()}
 
 
@@ -144,22 +142,6 @@ def _judge(times: Times, bar: float) -> dict[str, Any]:
         "met": wall["shared"] / wall["whole"] <= bar,
         "seconds_by_rows": {path: {rows: t[0] for (p, rows), t in medians.items() if p == path} for path in best},
     } | {path: {"rows": best[path], "seconds": wall[path], "cpu_seconds": cpu[path]} for path in best}
-
-
-def _peaks(model: nn.Module, scorer: Scorer, ids: Tensor, split: list[SplitRow], result: dict[str, Any]) -> dict[str, int]:
-    """Growth of the resident size with gradient, each in the micro-batch size that was its best."""
-    peaks = {}
-    for path in ("shared", "whole"):
-        rows = result["gradient"][path]["rows"]
-        with peak_memory(scorer.device) as start:
-            time.sleep(0.05)
-        with peak_memory(scorer.device) as peak:
-            if path == "whole":
-                plain(model, ids, rows, True)
-            else:
-                shared(scorer, split, rows, True)
-        peaks[path] = max(0, peak.bytes - start.bytes)
-    return peaks
 
 
 def table(result: dict[str, Any]) -> str:
