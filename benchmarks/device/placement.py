@@ -27,11 +27,15 @@ def _step(x: Inputs, backend: str = "triton") -> tuple[Tensor, ...]:
 
 def run(part: Part, setting: Setting) -> None:
     inputs = lambda seed=0: draw(setting, setting.pick(130, 4), setting.pick(1500, 330), 64, 64, seed=seed)  # noqa: E731
-    part.attempt("torch.compile", lambda: _compile(part, setting, inputs()))
     part.attempt("modes", lambda: _modes(part, inputs()))
-    if setting.device.type != "cuda":
+    if setting.device.type == "cuda":
+        _on_a_gpu(part, setting, inputs)
+    else:
         part.notes.append("no GPU: no CUDA graph, no synchronisation, no second GPU to look at")
-        return
+    part.attempt("torch.compile", lambda: _compile(part, setting, inputs()))
+
+
+def _on_a_gpu(part: Part, setting: Setting, inputs: Callable[..., Inputs]) -> None:
     part.attempt("no synchronisation", lambda: _no_synchronisation(part, inputs()))
     part.attempt("CUDA graph", lambda: _graph(part, inputs(), inputs(1)))
     part.attempt("a side stream", lambda: _stream(part, inputs()))
