@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from datc_train import train
+from datc_train.bench.machine import machine
 from datc_train.cli import config_of
 from datc_train.config import Config
 from datc_train.report import write_report
@@ -38,12 +39,18 @@ def numbers(run: Path) -> dict[str, Any]:
         "reward_last_quarter": last,
         "standard_error": error,
         "held_out": [line["reward_mean"] for line in evaluations],
+        "held_out_finished": [line["finished"] for line in evaluations],
+        "held_out_length": [line["length_mean"] for line in evaluations],
         "length_last": metrics[-1]["length_mean"],
         "kl_last": metrics[-1]["kl"],
         "update_norm": statistics.mean(line["update_norm"] for line in metrics),
         "learning_rate": metrics[0]["learning_rate"],
         "seconds": sum(line["seconds_step"] for line in metrics),
     }
+
+
+def save(rows: list[dict[str, Any]], path: Path) -> None:
+    path.write_text(json.dumps({"runs": rows, "machine": machine()}, indent=1) + "\n")
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -78,7 +85,7 @@ def main() -> None:
         one = replace(config, method="datc", seed=seed, learning_rate=rescaled)
         runs["datc_rescaled"].append(go(one, options.out / f"datc_rescaled-{seed}"))
     rows = [numbers(run) for group in runs.values() for run in group]
-    (options.out / "compare.json").write_text(json.dumps(rows, indent=1) + "\n")
+    save(rows, options.out / "compare.json")
     page = write_report([run for group in runs.values() for run in group], options.out / "report.html")
     print("\n" + table(rows) + f"\nReport: {page}")
 

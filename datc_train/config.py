@@ -111,9 +111,9 @@ class Config:
         report: report.html at the end of the run; see `datc report --help`.
     """
 
-    policy: str = "quickstart"
-    reward: str = "quickstart"
-    prompts: str = "quickstart"
+    policy: str = ""
+    reward: str = ""
+    prompts: str = ""
     prompt_column: str = "prompt"
     prompt_split: str = "train"
     system_prompt: str | None = None
@@ -250,6 +250,13 @@ def _words(hint: Any) -> str:
 def _require(key: str, value: object, holds: bool, expected: str) -> None:
     if not holds:
         raise ValueError(f"{key}: expected {expected}, got {value}")
+
+
+def check_sources(config: Config, **given: Any) -> None:
+    """Raises ValueError for a part that neither the config names nor the caller gives: a default would be another model."""
+    for key in ("policy", "reward", "prompts"):
+        if given.get(key) is None and not getattr(config, key):
+            raise ValueError(f"{key}: expected a name, a folder or a file, got none (the recipe quickstart names all three)")
 
 
 def config_from(source: Config | dict[str, Any]) -> Config:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from datc_kernels.dispatch import KNOWN, choose, missing_backends
-from datc_train.config import Config
+from datc_train.config import Config, check_sources
 from datc_train.data import find_prompts, prompt_batch
 from datc_train.memory_estimate import SIZES, estimate
 from datc_train.models import REWARDS, resolve_device
@@ -132,6 +132,8 @@ def _version(package: str) -> str | None:
 
 
 def _run(report: Report, config: Config) -> None:
+    with report.check("recipe"):
+        check_sources(config)
     with report.check("run_dir"):
         check_run_dir(config)
     with report.check("trackers"):

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from datc_kernels.dispatch import choose
 from datc_train.checkpoint import check_room, checkpoints, prune, restore, save_checkpoint
 from datc_train.clock import Clock
-from datc_train.config import Config, config_from
+from datc_train.config import Config, check_sources, config_from
 from datc_train.credit import METHODS
 from datc_train.data import Row, find_prompts, prompt_batch
 from datc_train.evaluate import best_step, evaluate
@@ -56,6 +56,7 @@ def train(
             optimizer has not moved then.
     """
     config = config_from(config)
+    check_sources(config, policy=policy, reward=reward, prompts=prompts)
     check_run_dir(config)
     check_trackers(config)
     device = resolve_device(config.device)

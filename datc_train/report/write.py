@@ -24,7 +24,8 @@ _SIGNS = {"up": "▲ made likelier,", "down": "▼ made less likely,", "none": "
 
 
 def write_report(runs: str | Path | Sequence[str | Path], out: str | Path | None = None) -> Path:
-    """Write `report.html`, and its figures as PNG files into the folder `figures` beside it; returns the page's path.
+    """Write `report.html`, and its figures as PNG files into the folder `figures` beside it (`name_figures` of another
+    page, `name.html`); returns the page's path.
 
     The page is self-contained: it asks for nothing, from disk or network. A run that still goes on, or lacks evaluations or
     samples, is shown as far as it is. Runs that differ by their seed only are one group, with a band over seeds.
@@ -48,7 +49,7 @@ def write_report(runs: str | Path | Sequence[str | Path], out: str | Path | None
     pictures = {plot.name: plot.png for plot in plots}
     panels = [panel for exhibit in exhibits for panel in exhibit.panels]
     pictures |= {f"tokens_{i}": draw_tokens(panel) for i, panel in enumerate(panels, start=1)}
-    figures = page.parent / "figures"
+    figures = page.parent / ("figures" if page.stem == "report" else f"{page.stem}_figures")
     figures.mkdir(parents=True, exist_ok=True)
     for name, png in pictures.items():
         _replace(figures / f"{name}.png", png)

@@ -154,6 +154,14 @@ def test_a_reward_function_that_gives_nonsense(tmp_path: Path, values: object) -
         train(TINY | {"run_dir": str(tmp_path / "r"), "method": "grpo"}, reward=lambda **_: values)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("key", ["policy", "reward", "prompts"])
+def test_nothing_big_has_a_default(tmp_path: Path, key: str) -> None:
+    """A forgotten `reward` would train against another model without a word."""
+    with pytest.raises(ValueError, match=f"^{key}: expected a name, a folder or a file, got none"):
+        train({k: v for k, v in TINY.items() if k != key} | {"run_dir": str(tmp_path / "r")})
+    assert not (tmp_path / "r").exists()
+
+
 def test_no_trainable_parameter_is_an_error(tmp_path: Path) -> None:
     """T38: an adapter loaded for inference would train nothing and log healthy curves."""
     from peft import LoraConfig, get_peft_model

@@ -190,7 +190,7 @@ def test_several_runs(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / f"{m}{s}", method=m, seed=s, steps=30 if s else 20) for m in ("grpo", "datc") for s in (0, 1)]
     page = write_report([str(run) for run in [*runs, runs[0]]], tmp_path / "out" / ".." / "all.html")
     assert page.resolve() == (tmp_path / "all.html").resolve()
-    assert (tmp_path / "figures" / "methods.png").exists()
+    assert (tmp_path / "all_figures" / "methods.png").exists()
     assert_self_contained(page)
     seen = Page(page)
     text = " ".join(seen.text)
