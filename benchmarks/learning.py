@@ -24,6 +24,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -160,21 +161,51 @@ def sample(
     return ids
 
 
-def train(world: World, method: str, *, seed: int, steps: int, learning_rate: float) -> dict[str, list[float]]:
+@dataclass(frozen=True)
+class Scored:
+    """One step's samples, scored, with the policy's credit: B responses, N = B RESPONSE tokens."""
+
+    step: int
+    ids: Tensor  # [B, PROMPT + RESPONSE]
+    score: Tensor  # [B]
+    gradient: Tensor  # [B, PROMPT + RESPONSE, K] of the score by the input embeddings
+    hidden: Tensor  # [N, D] of the policy, without its graph
+    credit: TokenCredit
+    advantage: Tensor  # [B]
+    lengths: Tensor  # [B]
+
+
+TokenAdvantages = Callable[[Scored], Tensor]  # [N]
+Maker = Callable[["World", str, int], TokenAdvantages]  # of a world, a method's name and the seed
+
+
+def by_weights(world: World, method: str, seed: int) -> TokenAdvantages:
+    """A w with the weights of `METHODS`."""
+    order = torch.Generator().manual_seed(seed)
+
+    def token_advantages(x: Scored) -> Tensor:
+        return x.advantage.repeat_interleave(RESPONSE) * METHODS[method](x.credit, x.advantage, x.lengths, order)
+
+    return token_advantages
+
+
+def train(
+    world: World, method: str, *, seed: int, steps: int, learning_rate: float, maker: Maker = by_weights
+) -> dict[str, list[float]]:
     """Reward and true utility of every step's samples."""
     policy = copy.deepcopy(world.policy)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=learning_rate, weight_decay=0.01)
     generator = torch.Generator().manual_seed(10_000 + seed)
-    order = torch.Generator().manual_seed(seed)
+    token_advantages = maker(world, method, seed)
     lengths = torch.full((PROMPTS * GROUP,), RESPONSE)
     curve: dict[str, list[float]] = {"reward": [], "utility": []}
-    for _ in range(steps):
+    for step in range(steps):
         prompts = world.sequences(PROMPTS, generator)[:, :PROMPT].repeat_interleave(GROUP, 0)
         ids = sample(policy, prompts, generator)
         embedded = world.reward.model.embed_tokens(ids).requires_grad_(True)
         score = _score(world.reward, embedded)
         (gradient,) = torch.autograd.grad(score.sum(), embedded)
-        advantage = group_advantages(score.detach(), GROUP)
+        score = score.detach()
         hidden = policy.model(input_ids=ids).last_hidden_state[:, PROMPT - 1 : -1].flatten(0, 1)
         credit = linear_credit(
             hidden,
@@ -183,13 +214,12 @@ def train(world: World, method: str, *, seed: int, steps: int, learning_rate: fl
             gradient[:, PROMPT:].flatten(0, 1),
             world.reward.model.embed_tokens.weight,
         )
-        weight = METHODS[method](credit, advantage, lengths, order)
-        token_advantage = advantage.repeat_interleave(RESPONSE) * weight
-        grpo_loss(credit.logprob, credit.logprob.detach(), token_advantage, lengths).loss.backward()
+        x = Scored(step, ids, score, gradient, hidden.detach(), credit, group_advantages(score, GROUP), lengths)
+        grpo_loss(credit.logprob, credit.logprob.detach(), token_advantages(x), lengths).loss.backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        curve["reward"].append(float(score.detach().mean()))
+        curve["reward"].append(float(score.mean()))
         curve["utility"].append(float(world.utility(ids).mean()))
     return curve
 
@@ -198,7 +228,13 @@ def train(world: World, method: str, *, seed: int, steps: int, learning_rate: fl
 PLAN = {1e-4: ["grpo", "datc", "shuffled"], 3e-4: ["grpo", "datc", "no_angle"]}
 
 
-def run(seeds: int, steps: int, plan: dict[float, list[str]] | None = None, say: Callable[[str], None] = print) -> dict[str, Any]:
+def run(
+    seeds: int,
+    steps: int,
+    plan: dict[float, list[str]] | None = None,
+    say: Callable[[str], None] = print,
+    maker: Maker = by_weights,
+) -> dict[str, Any]:
     """Every learning rate, method and seed. `final[rate][method]` holds one mean of the last steps for every seed."""
     plan = PLAN if plan is None else plan
     began = time.perf_counter()
@@ -211,9 +247,9 @@ def run(seeds: int, steps: int, plan: dict[float, list[str]] | None = None, say:
         say(f"seed {seed}: the reward model explains {fits[-1]:.2f} of the utility's variance, {passed:.0f} s")
         for rate, methods in plan.items():
             for method in methods:
-                curves[str(rate)][method].append(train(world, method, seed=seed, steps=steps, learning_rate=rate))
+                curves[str(rate)][method].append(train(world, method, seed=seed, steps=steps, learning_rate=rate, maker=maker))
                 reward = statistics.mean(curves[str(rate)][method][-1]["reward"][-LAST:])
-                say(f"  {rate:g} {method:<9}{reward:.3f}   {time.perf_counter() - began:.0f} s")
+                say(f"  {rate:g} {method:<14}{reward:.3f}   {time.perf_counter() - began:.0f} s")
     final = {
         rate: {
             method: {key: [statistics.mean(curve[key][-LAST:]) for curve in by_seed] for key in ("reward", "utility")}
@@ -233,12 +269,12 @@ def run(seeds: int, steps: int, plan: dict[float, list[str]] | None = None, say:
 
 
 def table(result: dict[str, Any]) -> str:
-    lines = [f"{'rate':<8}{'method':<10}{'reward: mean (min to max over seeds)':<40}true utility"]
+    lines = [f"{'rate':<8}{'method':<15}{'reward: mean (min to max over seeds)':<40}true utility"]
     for rate, by_method in result["final"].items():
         for method, values in by_method.items():
             r, u = values["reward"], values["utility"]
             lines.append(
-                f"{rate:<8}{method:<10}{statistics.mean(r):.3f} ({min(r):.3f} to {max(r):.3f}){'':<17}"
+                f"{rate:<8}{method:<15}{statistics.mean(r):.3f} ({min(r):.3f} to {max(r):.3f}){'':<17}"
                 f"{statistics.mean(u):.3f} ({min(u):.3f} to {max(u):.3f})"
             )
     return "\n".join([*lines, f"reward at the start {result['start']:.3f}; {result['seconds']:.0f} s"])

@@ -21,7 +21,7 @@ from datc_kernels.dispatch import KNOWN, choose, missing_backends
 from datc_train.config import Config, check_sources
 from datc_train.data import find_prompts, prompt_batch
 from datc_train.memory_estimate import SIZES, estimate
-from datc_train.models import REWARDS, resolve_device
+from datc_train.models import REWARDS, named_errors, resolve_device
 from datc_train.reward.vocabulary import check_same_vocabulary
 from datc_train.run_folder import check_run_dir
 from datc_train.trackers import check_trackers
@@ -171,19 +171,17 @@ def _outline(name: str, key: str) -> tuple[Any, Any]:
     if name == "tiny":
         return quickstart.load_tiny_policy() if key == "policy" else quickstart.load_tiny_reward_model()
     layers = None
-    if name == "quickstart" or (key == "reward" and name in REWARDS):
+    packaged = name == "quickstart" or (key == "reward" and name in REWARDS)
+    if packaged:
         from datc_train.quickstart.smollm2 import policy_path
 
         layers = None if key == "policy" or name == "untrained-full" else 14
         name = str(policy_path())
-    try:
-        settings = AutoConfig.from_pretrained(name)
-        tokenizer = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{key}: expected quickstart, tiny, a folder or a hub name, got {name!r}: {error}") from error
+    with named_errors(key, name):
+        settings, tokenizer = AutoConfig.from_pretrained(name), AutoTokenizer.from_pretrained(name)
     if layers is not None:
         settings.num_hidden_layers = layers
-    if (key == "reward" and layers is not None) or (key == "reward" and name == "untrained-full"):
+    if packaged and key == "reward":
         settings.num_labels = 1
     kind = AutoModelForCausalLM if key == "policy" else AutoModelForSequenceClassification
     with torch.device("meta"):

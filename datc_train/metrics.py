@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from datc_kernels import Candidates, effective_sample_ratio, predicted_gain
+from datc_kernels.allocate_weights.diagnostics import at_band
 from datc_train.advantages import frac_reward_zero_std
 from datc_train.step import Step
 
@@ -22,6 +23,13 @@ def step_metrics(
 ) -> dict[str, Any]:
     """The keys of metrics.jsonl.
 
+    step, rollout          both from 1; a rollout may give several steps
+    frac_reward_zero_std   share of groups whose scores are all equal
+    entropy                mean over tokens, nats
+    clip_fraction          share of tokens whose gradient the clip stopped
+    learning_rate          of this step
+    tokens_per_second      response tokens over seconds_step
+    seconds_*              of each phase; seconds_step is their sum
     reward_mean            raw score over all sampled responses
     reward_std             mean over groups of the population standard deviation of the raw score
     kl                     mean k3 over tokens, to the policy that training started from
@@ -45,9 +53,6 @@ def step_metrics(
     weight = shares.weight
     lengths, free = rollout.lengths.to(weight.device), ~scored.frozen.to(weight.device)
     owner = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
-    at_edge = ((weight >= ceiling * (1 - 1e-4)) | (weight <= (1 + 1e-4) / ceiling)) & (weight != 1.0)
-    band = torch.zeros(len(lengths), dtype=torch.bool, device=lengths.device)
-    band[owner[at_edge]] = True
     negative = gain = None
     if shares.credit is not None:
         signed = advantage[owner] * shares.credit
@@ -75,7 +80,7 @@ def step_metrics(
         "learning_rate": learning_rate,
         "ess_ratio": float(effective_sample_ratio(weight, lengths).mean()),
         "tau_mean": float(shares.temperature.mean()),
-        "band_share": float(band.double().mean()),
+        "band_share": float(at_band(weight, lengths, ceiling).double().mean()),
         "negative_share": negative,
         "predicted_gain": gain,
         "top_tenth_share": _top_tenth_share(weight, lengths),

@@ -89,7 +89,7 @@ def load_reward(config: Config, device: torch.device, policy_tokenizer: PreTrain
                 layers = 14 if config.reward == "untrained-half" else None
                 model, tokenizer = quickstart.load_untrained_reward_model(layers, dtype=dtype, device=device)
         return RewardModel(model, tokenizer, **options)
-    with _named("reward", config.reward):
+    with named_errors("reward", config.reward):
         return RewardModel.from_pretrained(config.reward, dtype=dtype, device=device, **options)
 
 
@@ -99,12 +99,12 @@ def _load_causal(name: str, dtype: torch.dtype, device: torch.device) -> tuple[A
 
         load = quickstart.load_policy if name == "quickstart" else quickstart.load_tiny_policy
         return load(dtype=dtype, device=str(device))
-    with _named("policy", name):
+    with named_errors("policy", name):
         return AutoModelForCausalLM.from_pretrained(name, dtype=dtype), AutoTokenizer.from_pretrained(name)
 
 
 @contextmanager
-def _named(key: str, name: str) -> Iterator[None]:
+def named_errors(key: str, name: str) -> Iterator[None]:
     """Says which key of the config could not be loaded: its name, an unfinished download, another kind of model."""
     try:
         yield

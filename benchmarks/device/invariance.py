@@ -9,13 +9,14 @@ from torch import Tensor
 
 from datc_kernels import allocate_weights, linear_credit, logits_credit
 from datc_kernels.testing.budgets import field_names
+from datc_kernels.testing.inputs import CreditCase
 from datc_kernels.testing.variants import using
 from datc_kernels.types import TokenCredit
 
 from .report import Part
-from .setting import Inputs, Setting, draw
+from .setting import Setting, draw
 
-Run = Callable[[Inputs], TokenCredit]
+Run = Callable[[CreditCase], TokenCredit]
 NAN_EVERY = 3
 
 
@@ -25,29 +26,29 @@ def same(a: TokenCredit, b: TokenCredit, rows_a: Tensor | slice = slice(None), r
     return all(torch.equal(getattr(a, name)[rows_a], getattr(b, name)[rows_b]) for name in names)
 
 
-def _kernels(setting: Setting) -> dict[str, tuple[Run, Callable[[], Inputs], str]]:
+def _kernels(setting: Setting) -> dict[str, tuple[Run, Callable[[], CreditCase], str]]:
     """Each kernel as a call on some rows, with its inputs and the variant it runs in."""
     N, V = setting.pick(257, 5), setting.pick(2500, 280)
 
-    def linear(x: Inputs) -> TokenCredit:
-        return linear_credit(*x.all, backend="triton")
+    def linear(x: CreditCase) -> TokenCredit:
+        return linear_credit(*x.args, backend="triton")
 
-    def alone(x: Inputs) -> TokenCredit:
-        return linear_credit(*x.all[:3], backend="triton")
+    def alone(x: CreditCase) -> TokenCredit:
+        return linear_credit(*x.args[:3], backend="triton")
 
-    def existing(x: Inputs) -> TokenCredit:  # hidden has as many columns as the vocabulary: it is the logits
+    def existing(x: CreditCase) -> TokenCredit:  # hidden has as many columns as the vocabulary: it is the logits
         return logits_credit(x.hidden, x.token_ids, backend="triton")
 
-    def given(x: Inputs) -> TokenCredit:
+    def given(x: CreditCase) -> TokenCredit:
         return logits_credit(x.hidden, x.token_ids, reward=x.hidden, backend="triton")
 
-    def product(x: Inputs) -> TokenCredit:
-        return logits_credit(x.hidden, *x.all[2:], backend="triton")
+    def product(x: CreditCase) -> TokenCredit:
+        return logits_credit(x.hidden, *x.args[2:], backend="triton")
 
-    def inputs(D: int, K: int, dtype: torch.dtype = torch.bfloat16) -> Callable[[], Inputs]:
+    def inputs(D: int, K: int, dtype: torch.dtype = torch.bfloat16) -> Callable[[], CreditCase]:
         return lambda: draw(setting, N, V, D, K, dtype, seed=5)
 
-    kernels: dict[str, tuple[Run, Callable[[], Inputs], str]] = {
+    kernels: dict[str, tuple[Run, Callable[[], CreditCase], str]] = {
         "wide tile": (linear, inputs(*setting.wide), "triton"),
         "narrow tile": (linear, inputs(128, 96), "triton"),
         "pointers": (linear, inputs(128, 96), "triton by pointers"),
@@ -63,7 +64,7 @@ def _kernels(setting: Setting) -> dict[str, tuple[Run, Callable[[], Inputs], str
 def run(part: Part, setting: Setting) -> None:
     for name, (call, inputs, variant) in _kernels(setting).items():
 
-        def one(name: str = name, call: Run = call, inputs: Callable[[], Inputs] = inputs, variant: str = variant) -> None:
+        def one(name: str = name, call: Run = call, inputs: Callable[[], CreditCase] = inputs, variant: str = variant) -> None:
             with using(variant):
                 _rows(part, setting, name, call, inputs())
 
@@ -73,7 +74,7 @@ def run(part: Part, setting: Setting) -> None:
     part.attempt("weights", lambda: _weights(part, setting))
 
 
-def _rows(part: Part, setting: Setting, name: str, call: Run, x: Inputs) -> None:
+def _rows(part: Part, setting: Setting, name: str, call: Run, x: CreditCase) -> None:
     N = len(x.hidden)
     device = x.hidden.device
     whole = call(x)
@@ -94,7 +95,7 @@ def _rows(part: Part, setting: Setting, name: str, call: Run, x: Inputs) -> None
     hidden, grad = x.hidden.clone(), x.reward_grad.clone()
     hidden[::NAN_EVERY], grad[::NAN_EVERY] = torch.nan, torch.inf
     kept = order[order % NAN_EVERY != 0]
-    spoilt = call(Inputs(hidden, x.weight, x.token_ids, grad, x.reward_embedding))
+    spoilt = call(CreditCase(hidden, x.weight, x.token_ids, grad, x.reward_embedding))
     part.holds(f"{name}: beside NaN", same(spoilt, whole, kept, kept))
 
 
@@ -102,12 +103,12 @@ def _many_rows(part: Part, setting: Setting) -> None:
     """Several launches of rows, a real vocabulary; part of the rows in a call of their own."""
     V = setting.pick(151_936, 330)
     x = draw(setting, setting.pick(8192 + 257, 140), V, setting.pick(512, 32), setting.pick(512, 32))
-    whole = linear_credit(*x.all, backend="triton")
+    whole = linear_credit(*x.args, backend="triton")
     some = slice(setting.pick(8000, 100), setting.pick(8300, 140))
-    part.holds("many rows: some alone", same(linear_credit(*x.rows(some).all, backend="triton"), whole, rows_b=some))
+    part.holds("many rows: some alone", same(linear_credit(*x.rows(some).args, backend="triton"), whole, rows_b=some))
     wrong = 0
     for _ in range(setting.pick(10, 1)):
-        wrong += not same(linear_credit(*x.all, backend="triton"), whole)
+        wrong += not same(linear_credit(*x.args, backend="triton"), whole)
     part.check("many rows: again", wrong, 0)
 
 

@@ -147,7 +147,7 @@ def _real_shapes(setting: Setting) -> Iterator[Callable[[], Case]]:
 
             def make(shape: Any = shape, reward: bool = reward, name: str = name) -> Case:
                 x = draw(setting, setting.pick(96, 3), shape.V, shape.D, shape.K, seed=1)
-                return Case(name, x.all if reward else x.all[:3], {})
+                return Case(name, x.args if reward else x.args[:3], {})
 
             yield _named(name, make)
 
@@ -180,7 +180,7 @@ def _ignored_rows(part: Part, setting: Setting) -> None:
     """Exact zeros where there is no token, whatever lies there, and a transposed head beside it."""
     x = draw(setting, setting.pick(150, 6), 400, 64, 64)
     whole = replace(x, weight=x.weight.T.contiguous().T)
-    true = truth.linear_credit(*whole.all)
+    true = truth.linear_credit(*whole.args)
     hidden, ids = x.hidden.clone(), x.token_ids.clone()
     hidden[::3], ids[::3] = float("nan"), -100
     got = linear_credit(hidden, whole.weight, ids, x.reward_grad, x.reward_embedding, backend="triton")

@@ -10,11 +10,12 @@ from torch import Tensor
 from datc_kernels import allocate_weights, candidate_advantages, linear_credit, logits_credit
 from datc_kernels.testing import truth as definitions
 from datc_kernels.testing.budgets import WEIGHT
+from datc_kernels.testing.inputs import CreditCase
 
 from . import truth
 from .linear import judge
 from .report import Part
-from .setting import Inputs, Setting, draw
+from .setting import Setting, draw
 
 # Of a gradient's norm: the factor and the result are rounded once to the inputs' dtype.
 ROUNDING = {torch.float32: 2e-5, torch.float16: 1.5e-3, torch.bfloat16: 8e-3}
@@ -145,7 +146,7 @@ def _distance(got: Tensor, exact: Tensor) -> float:
 
 
 def _candidates(part: Part, setting: Setting) -> None:
-    x: Inputs = draw(setting, setting.pick(64, 4), setting.pick(5000, 130), 64, 64)
+    x: CreditCase = draw(setting, setting.pick(64, 4), setting.pick(5000, 130), 64, 64)
     ids = x.token_ids[:, None].expand(-1, 3).contiguous()
     args = (x.hidden, x.weight, x.reward_grad, x.reward_embedding)
     got = candidate_advantages(*args, candidate_ids=ids, backend="chunked")

@@ -9,16 +9,17 @@ import torch
 from torch import Tensor
 
 from datc_kernels import allocate_weights, linear_credit, logits_credit
+from datc_kernels.testing.inputs import CreditCase
 
 from .report import Part
-from .setting import Inputs, Setting, draw
+from .setting import Setting, draw
 
 
-def _step(x: Inputs, backend: str = "triton") -> tuple[Tensor, ...]:
+def _step(x: CreditCase, backend: str = "triton") -> tuple[Tensor, ...]:
     """All three ops on one batch: log-probabilities, credit, credit over logits that exist, weights."""
-    out = linear_credit(*x.all, backend=backend)
+    out = linear_credit(*x.args, backend=backend)
     logits = x.hidden @ x.weight.T
-    existing = logits_credit(logits, *x.all[2:], backend=backend)
+    existing = logits_credit(logits, *x.args[2:], backend=backend)
     assert out.credit is not None
     assert existing.credit is not None
     weights = allocate_weights(out.credit, x.hidden[:1, 0].float(), backend=backend)
@@ -35,7 +36,7 @@ def run(part: Part, setting: Setting) -> None:
     part.attempt("torch.compile", lambda: _compile(part, setting, inputs()))
 
 
-def _on_a_gpu(part: Part, setting: Setting, inputs: Callable[..., Inputs]) -> None:
+def _on_a_gpu(part: Part, setting: Setting, inputs: Callable[..., CreditCase]) -> None:
     part.attempt("no synchronisation", lambda: _no_synchronisation(part, inputs()))
     part.attempt("CUDA graph", lambda: _graph(part, inputs(), inputs(1)))
     part.attempt("a side stream", lambda: _stream(part, inputs()))
@@ -49,7 +50,7 @@ def _equal(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> bool:
     return all(torch.equal(x.cpu(), y.cpu()) for x, y in zip(a, b, strict=True))
 
 
-def _compile(part: Part, setting: Setting, x: Inputs) -> None:
+def _compile(part: Part, setting: Setting, x: CreditCase) -> None:
     def gradient(step: Callable[..., Any]) -> tuple[Tensor, ...]:
         hidden = x.hidden.clone().requires_grad_(True)
         out = step(hidden)
@@ -62,23 +63,23 @@ def _compile(part: Part, setting: Setting, x: Inputs) -> None:
     part.holds("torch.compile: one graph, the same bits", _equal(gradient(traced), gradient(call)))
 
 
-def _modes(part: Part, x: Inputs) -> None:
+def _modes(part: Part, x: CreditCase) -> None:
     expected = _step(x)
     with torch.no_grad():
         part.holds("no_grad", _equal(_step(x), expected))
     with torch.inference_mode():
         part.holds("inference mode", _equal(_step(x), expected))
-    expected_credit = linear_credit(*x.all, backend="triton").credit
+    expected_credit = linear_credit(*x.args, backend="triton").credit
     with torch.autocast(x.hidden.device.type, dtype=torch.bfloat16):
-        inside = linear_credit(*x.all, backend="triton").credit
+        inside = linear_credit(*x.args, backend="triton").credit
     assert expected_credit is not None
     assert inside is not None
     part.holds("autocast", torch.equal(expected_credit, inside))
-    empty = linear_credit(*x.rows(slice(0, 0)).all, backend="triton")
+    empty = linear_credit(*x.rows(slice(0, 0)).args, backend="triton")
     part.holds("no rows", len(empty.logprob) == 0)
 
 
-def _no_synchronisation(part: Part, x: Inputs) -> None:
+def _no_synchronisation(part: Part, x: CreditCase) -> None:
     _step(x)
     try:
         torch.cuda.set_sync_debug_mode("error")
@@ -94,7 +95,7 @@ def _no_synchronisation(part: Part, x: Inputs) -> None:
     part.holds("no call waits for the device", not waited)
 
 
-def _graph(part: Part, x: Inputs, other: Inputs) -> None:
+def _graph(part: Part, x: CreditCase, other: CreditCase) -> None:
     expected, expected_other = _step(x), _step(other)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -106,13 +107,13 @@ def _graph(part: Part, x: Inputs, other: Inputs) -> None:
         captured = _step(x)
     graph.replay()
     part.holds("CUDA graph: the same bits", _equal(captured, expected))
-    for mine, theirs in zip(x.all, other.all, strict=True):
+    for mine, theirs in zip(x.args, other.args, strict=True):
         mine.copy_(theirs)
     graph.replay()
     part.holds("CUDA graph: other inputs", _equal(captured, expected_other))
 
 
-def _stream(part: Part, x: Inputs) -> None:
+def _stream(part: Part, x: CreditCase) -> None:
     expected = _step(x)
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
@@ -121,9 +122,9 @@ def _stream(part: Part, x: Inputs) -> None:
     part.holds("a side stream", _equal(got, expected))
 
 
-def _other_gpu(part: Part, setting: Setting, x: Inputs) -> None:
+def _other_gpu(part: Part, setting: Setting, x: CreditCase) -> None:
     other = torch.device("cuda", (setting.device.index or 0) + 1)
-    moved = Inputs(*(t.to(other) for t in x.all))
+    moved = x.to(x.hidden.dtype, str(other))
     got = _step(moved)
     on_it = all(t.device == other for t in got)
     part.holds("a GPU that is not current: results on it", on_it)

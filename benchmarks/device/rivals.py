@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .setting import Inputs, Setting
+from datc_kernels.testing.inputs import CreditCase
+
+from .setting import Setting
 
 
-def two_products(x: Inputs, *, reward: bool = True) -> Callable[[], None]:
+def two_products(x: CreditCase, *, reward: bool = True) -> Callable[[], None]:
     """Logits and rewards by the matrix library, each whole and into one buffer that exists before."""
     out = torch.empty(len(x.hidden), len(x.weight), dtype=x.hidden.dtype, device=x.hidden.device)
 

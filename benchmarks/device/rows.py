@@ -44,8 +44,8 @@ def _stored_logits(part: Part, setting: Setting) -> None:
         "copy": lambda: out.copy_(z),
         "logits alone": lambda: logits_credit(z, x.token_ids, backend="triton"),
         "u given": lambda: logits_credit(z, x.token_ids, reward=u, backend="triton"),
-        "u a product": lambda: logits_credit(z, *x.all[2:], backend="triton"),
-        "u a product, chunked": lambda: logits_credit(z, *x.all[2:], backend="chunked"),
+        "u a product": lambda: logits_credit(z, *x.args[2:], backend="triton"),
+        "u a product, chunked": lambda: logits_credit(z, *x.args[2:], backend="chunked"),
         "the product": lambda: torch.mm(x.reward_grad, x.reward_embedding.T, out=out),
         "gradient": lambda: torch.autograd.grad(logprob, leaf, ones, retain_graph=True),
     }
@@ -82,7 +82,7 @@ def _allocation(part: Part, setting: Setting) -> None:
         advantage = torch.randn(len(lengths), device=setting.device)
         calls: dict[str, Callable[[], object]] = {
             "allocation": lambda: allocate_weights(credit, advantage, lengths, backend="triton"),  # noqa: B023
-            "credit": lambda: linear_credit(*x.all, backend="triton"),
+            "credit": lambda: linear_credit(*x.args, backend="triton"),
         }
         times = _timed(part, clock, calls)
         share = times["allocation"].over(times["credit"])

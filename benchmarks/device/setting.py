@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from datc_kernels.testing.inputs import CreditCase
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -47,25 +49,7 @@ class Setting:
         return dry if self.dry else on_a_gpu
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """The tensors of one call of `linear_credit`."""
-
-    hidden: Tensor  # [N, D]
-    weight: Tensor  # [V, D]
-    token_ids: Tensor  # [N]
-    reward_grad: Tensor  # [N, K]
-    reward_embedding: Tensor  # [V, K]
-
-    @property
-    def all(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        return self.hidden, self.weight, self.token_ids, self.reward_grad, self.reward_embedding
-
-    def rows(self, index: Tensor | slice) -> Inputs:
-        return Inputs(self.hidden[index], self.weight, self.token_ids[index], self.reward_grad[index], self.reward_embedding)
-
-
-def draw(setting: Setting, N: int, V: int, D: int, K: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Inputs:
+def draw(setting: Setting, N: int, V: int, D: int, K: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> CreditCase:
     """Logits and rewards of spread 2 and 1, drawn on the device itself.
 
     The interpreter's products are NumPy's, whose order of summation follows the shape: its inputs are eighths, so that every
@@ -83,4 +67,4 @@ def draw(setting: Setting, N: int, V: int, D: int, K: int, dtype: torch.dtype = 
         return result
 
     ids = torch.randint(V, (N,), generator=generator, device=setting.device)
-    return Inputs(normal(N, D, 1.0), normal(V, D, 2 / D**0.5), ids, normal(N, K, 1.0), normal(V, K, 1 / K**0.5))
+    return CreditCase(normal(N, D, 1.0), normal(V, D, 2 / D**0.5), ids, normal(N, K, 1.0), normal(V, K, 1 / K**0.5))

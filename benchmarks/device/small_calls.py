@@ -19,13 +19,13 @@ def main(device: str) -> None:
         with using(variant):
             for D, K in (setting.wide, (64, 72)) if not setting.dry else ((32, 24),):
                 x = draw(setting, N, V, D, K)
-                linear_credit(*x.all, backend="triton")
-                linear_credit(*x.all[:3], vocab_size=V - 7, backend="triton")
-                linear_credit(*x.all[:4], x.reward_embedding[: V - 90], backend="triton")
+                linear_credit(*x.args, backend="triton")
+                linear_credit(*x.args[:3], vocab_size=V - 7, backend="triton")
+                linear_credit(*x.args[:4], x.reward_embedding[: V - 90], backend="triton")
     hidden = x.hidden.clone().requires_grad_(True)
     linear_credit(hidden, x.weight, x.token_ids, backend="triton").logprob.sum().backward()
     logits = (x.hidden @ x.weight.T).requires_grad_(True)
-    logits_credit(logits, x.token_ids, *x.all[3:], backend="triton")
+    logits_credit(logits, x.token_ids, *x.args[3:], backend="triton")
     logits_credit(logits, x.token_ids, reward=logits.detach(), backend="triton")
     logits_credit(logits, x.token_ids, backend="triton").logprob.sum().backward()
     lengths = torch.tensor([1, 2, N - 3], device=setting.device)[: setting.pick(3, 2)]

@@ -82,7 +82,7 @@ def _tiles(part: Part, setting: Setting, clock: Clock, shape: Shape) -> None:
     x = draw(setting, setting.pick(8192, 4), shape.V, shape.D, shape.K)
 
     def shipped() -> TokenCredit:
-        return linear_credit(*x.all, backend="triton")
+        return linear_credit(*x.args, backend="triton")
 
     for candidate in candidates(setting):
 

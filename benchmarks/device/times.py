@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from datc_kernels import linear_credit
+from datc_kernels.testing.inputs import CreditCase
 
 from . import rivals
 from .clock import Clock, Times
 from .report import Part
-from .setting import Inputs, Setting, Shape, draw
+from .setting import Setting, Shape, draw
 
 # Times of two bare products, at the largest N.
 BAR_DEEP, BAR_SMALL, DEEP_FROM = 1.25, 1.5, 4096
@@ -44,10 +45,10 @@ def run(part: Part, setting: Setting, shape: Shape, gemm_tflops: float | None) -
 
 
 def _measure(
-    part: Part, setting: Setting, clock: Clock, shape: Shape, x: Inputs, reward: bool, textbook: Callable[..., Any],
+    part: Part, setting: Setting, clock: Clock, shape: Shape, x: CreditCase, reward: bool, textbook: Callable[..., Any],
     seconds: float, gemm_tflops: float | None,
 ) -> dict[str, Any]:  # fmt: skip
-    N, args = len(x.hidden), x.all if reward else x.all[:3]
+    N, args = len(x.hidden), x.args if reward else x.args[:3]
     calls: dict[str, Callable[[], object]] = {
         "products": rivals.two_products(x, reward=reward),
         "triton": lambda: linear_credit(*args, backend="triton"),
@@ -55,7 +56,7 @@ def _measure(
         "default": lambda: linear_credit(*args),
     }
     if reward:
-        calls |= {"eager": lambda: rivals.textbook(*x.all), "compiled": lambda: textbook(*x.all)}
+        calls |= {"eager": lambda: rivals.textbook(*x.args), "compiled": lambda: textbook(*x.args)}
     with torch.no_grad():
         times, failed = clock.compare(calls, seconds=seconds)
         extra = {name: clock.peak_extra(calls[name]) for name in ("triton", "chunked") if name in times}

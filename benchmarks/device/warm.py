@@ -23,7 +23,7 @@ def _calls(setting: Setting) -> Iterator[Callable[[], object]]:
         def call(candidate: sweep.Candidate = candidate) -> object:
             shape = setting.shapes[-1]
             with candidate.used():
-                return linear_credit(*draw(setting, 4, shape.V, shape.D, shape.K).all, backend="triton")
+                return linear_credit(*draw(setting, 4, shape.V, shape.D, shape.K).args, backend="triton")
 
         yield call
 

@@ -18,6 +18,16 @@ def effective_sample_ratio(weight: Tensor, lengths: Tensor) -> Tensor:
     return ratio.where(lengths > 0, 1.0)
 
 
+def at_band(weight: Tensor, lengths: Tensor, ceiling: float) -> Tensor:
+    """Whether a response has a weight at the edge of [1/ceiling, ceiling], within a ten-thousandth: [B] bool.
+
+    weight [N] end to end with lengths [B]. A weight of exactly 1 is at no edge, also where ceiling is 1.
+    """
+    segments = Segments(lengths, weight.shape[0])
+    edge = ((weight >= ceiling * (1 - 1e-4)) | (weight <= (1 + 1e-4) / ceiling)) & (weight != 1.0)
+    return segments.reduce(edge.float(), "sum") > 0
+
+
 def predicted_gain(credit: Tensor, advantage: Tensor, weight: Tensor, lengths: Tensor) -> Tensor:
     """sum (w - 1) A d of each response, [B]: first-order reward that the weights add; not negative up to rounding.
 

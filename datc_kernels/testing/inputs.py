@@ -37,6 +37,12 @@ class CreditCase:
     def args(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         return self.hidden, self.weight, self.token_ids, self.reward_grad, self.reward_embedding
 
+    def rows(self, index: Tensor | slice) -> CreditCase:
+        """Some rows of a case without options a row."""
+        return CreditCase(
+            self.hidden[index], self.weight, self.token_ids[index], self.reward_grad[index], self.reward_embedding, self.options
+        )
+
     def to(self, dtype: torch.dtype, device: str = "cpu") -> CreditCase:
         """Floats in `dtype`, everything on `device`."""
 

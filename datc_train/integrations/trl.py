@@ -20,6 +20,7 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 from datc_kernels import effective_sample_ratio, predicted_gain
+from datc_kernels.allocate_weights.diagnostics import at_band
 from datc_train.integrations.token_advantages import TokenAdvantages, token_advantages
 from datc_train.policy import Policy, take_policy
 from datc_train.reward import RewardModel
@@ -182,14 +183,11 @@ class DATCTrainer(GRPOTrainer):
         self, made: TokenAdvantages, advantages: Tensor, lengths: Tensor, scored: ScoredRollout, seconds: float
     ) -> None:
         weight = made.weights.weight
-        owner = torch.repeat_interleave(torch.arange(len(lengths), device=weight.device), lengths)
-        edge = ((weight >= self.datc.ceiling * (1 - 1e-4)) | (weight <= (1 + 1e-4) / self.datc.ceiling)) & (weight != 1.0)
-        band = torch.zeros(len(lengths), device=weight.device).index_put_((owner[edge],), torch.ones((), device=weight.device))
         assert made.credit.credit is not None
         values = {
             "datc/ess": effective_sample_ratio(weight, lengths).mean(),
             "datc/tau": made.weights.temperature.mean(),
-            "datc/band_share": band.mean(),
+            "datc/band_share": at_band(weight, lengths, self.datc.ceiling).float().mean(),
             "datc/predicted_gain": predicted_gain(made.credit.credit, advantages.float(), weight, lengths).mean(),
             "datc/mapped": scored.mapped.float().mean().to(weight.device),
             "datc/credit_seconds": torch.tensor(seconds, device=weight.device),

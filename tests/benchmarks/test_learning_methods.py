@@ -12,12 +12,13 @@ from datc_train.credit import METHODS
 def test_a_short_run_has_every_method(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learning, "PRETRAINING", 2)
     monkeypatch.setattr(learning, "REGRESSION", 2)
-    monkeypatch.setattr(learning_methods.toy, "LAST", 1)
-    result = learning_methods.run(1, 2, 1e-3, say=lambda _: None)
-    assert set(result["final"]) == set(METHODS)
-    assert learning_methods.table(result).count("\n") == len(METHODS) + 1
-    first = {curve["reward"][0] for (curve,) in result["curves"].values()}
-    second = {curve["reward"][1] for (curve,) in result["curves"].values()}
+    monkeypatch.setattr(learning, "LAST", 1)
+    result = learning.run(1, 2, {1e-3: list(METHODS)}, lambda _: None, learning_methods.by_method)
+    assert set(result["final"]["0.001"]) == set(METHODS)
+    assert learning.table(result).count("\n") == len(METHODS) + 1
+    curves = result["curves"]["0.001"]
+    first = {curve["reward"][0] for (curve,) in curves.values()}
+    second = {curve["reward"][1] for (curve,) in curves.values()}
     assert len(first) == 1  # all start from the same samples
     assert len(second) > len(METHODS) // 2  # and part
 
@@ -28,7 +29,8 @@ def test_grpo_and_datc_are_those_of_the_other_table(monkeypatch: pytest.MonkeyPa
     world = learning.World(0)
     for method in ("grpo", "datc"):
         here, there = (
-            module.train(world, method, seed=0, steps=3, learning_rate=1e-3) for module in (learning_methods, learning)
+            learning.train(world, method, seed=0, steps=3, learning_rate=1e-3, maker=maker)
+            for maker in (learning_methods.by_method, learning.by_weights)
         )
         assert here["reward"] == pytest.approx(there["reward"])
 

@@ -48,6 +48,12 @@ def test_a_recipe_that_would_run(folders: tuple[Path, Path], tmp_path: Path) -> 
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.parametrize("reward", ["quickstart", "untrained-half", "untrained-full"])
+def test_what_comes_with_the_package_would_run(reward: str) -> None:
+    seen = findings({"policy": "quickstart", "reward": reward, "prompts": "quickstart", "device": "cpu"})
+    assert not [finding for finding in seen.values() if finding.state == "wrong"]
+
+
 def test_nothing_big_is_read(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in (AutoModelForCausalLM, AutoModelForSequenceClassification):
         monkeypatch.setattr(kind, "from_pretrained", None)

@@ -79,6 +79,14 @@ def test_run_folder(datc_run: Path) -> None:
     assert [e["step"] for e in lines(datc_run, "eval.jsonl")] == [0, 2]
 
 
+def test_every_metric_is_explained(datc_run: Path) -> None:
+    from datc_train.metrics import step_metrics
+
+    said = step_metrics.__doc__ or ""
+    for key in lines(datc_run, "metrics.jsonl")[0]:
+        assert f" {key} " in said or f" {key}," in said or key.startswith("seconds_"), key
+
+
 def test_kl_is_zero_before_the_first_update_and_not_after(datc_run: Path) -> None:
     first, second = lines(datc_run, "metrics.jsonl")
     assert first["kl"] == 0.0
