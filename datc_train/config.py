@@ -96,7 +96,8 @@ class Config:
         weight_decay: of AdamW.
         max_grad_norm: the gradient's norm is clipped to it.
         lora: adapters; null trains every parameter.
-        gradient_checkpointing: less memory in the update for a second forward pass.
+        gradient_checkpointing: less memory in the update for a second forward pass, and prompts are read once for every
+            response instead of once a group.
         micro_batch_tokens: padded tokens of a forward and backward pass; a step's gradient does not depend on it.
         reward_batch_tokens: padded tokens of a pass of the reward model.
         reward_on_overflow: a response that the reward model's context cannot hold is an "error", or "neutral": it gets its

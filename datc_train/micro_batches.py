@@ -22,10 +22,16 @@ class MicroBatch:
 
 
 def micro_batches(rollout: Rollout, budget: int) -> list[MicroBatch]:
-    """Responses sorted by length, in batches of at most `budget` padded tokens (at least one response each)."""
+    """Responses in batches of at most `budget` padded tokens (at least one response each).
+
+    A prompt's responses stay together, so that a batch reads it once; groups come by their longest row, and the rows of a
+    group by their length.
+    """
     lengths = rollout.lengths.tolist()
     rows = [len(rollout.prompt_ids[i // rollout.group_size]) + length for i, length in enumerate(lengths)]
-    order = sorted(range(len(rows)), key=lambda i: -rows[i])
+    size = rollout.group_size
+    longest = [max(rows[first : first + size]) for first in range(0, len(rows), size)]
+    order = sorted(range(len(rows)), key=lambda i: (-longest[i // size], i // size, -rows[i]))
     groups: list[list[int]] = []
     for i in order:
         # The first of a batch is its longest.

@@ -5,6 +5,7 @@ Logits themselves never exist in training: `datc_kernels.linear_credit` takes it
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from datc_train.prefix import backbone_hidden, read_prefixes, rest_rows, why_not_shared
 
 
 @dataclass(frozen=True)
@@ -34,23 +37,36 @@ class Policy:
         return self.weight.device
 
     def hidden_states(self, prompts: Sequence[Sequence[int]], responses: Sequence[Tensor]) -> Tensor:
-        """[N, D]: for every token of every response, responses end to end, the hidden state that predicts it."""
-        lengths = [len(p) + len(r) for p, r in zip(prompts, responses, strict=True)]
-        ids = torch.zeros(len(lengths), max(lengths), dtype=torch.int64)
-        for i, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
-            ids[i, : lengths[i]] = torch.cat([torch.tensor(prompt, dtype=torch.int64), response.cpu()])
-        position = torch.arange(ids.shape[1])
-        mask = (position[None] < torch.tensor(lengths)[:, None]).long()
-        first = torch.tensor([len(p) - 1 for p in prompts])
-        last = torch.tensor(lengths) - 1
-        predicts = (position[None] >= first[:, None]) & (position[None] < last[:, None])
-        output = self.backbone(
-            input_ids=ids.to(self.device),
-            attention_mask=mask.to(self.device),
-            position_ids=position[None].expand(len(lengths), -1).to(self.device),
-            use_cache=False,
-        )
-        return output.last_hidden_state.flatten(0, 1)[predicts.flatten().nonzero().squeeze(1).to(self.device)]
+        """[N, D]: for every token of every response, responses end to end, the hidden state that predicts it.
+
+        A prompt that comes several times is read once, and its gradient is the sum over its responses, where the model allows
+        that exactly (`why_not_shared`; a RuntimeWarning says why not). Checkpointed activations drop the cache that it takes.
+        """
+        prefixes = [tuple(prompt[:-1]) for prompt in prompts]  # the prompt's last token predicts the response's first
+        rests = [[prompt[-1], *response[:-1].tolist()] for prompt, response in zip(prompts, responses, strict=True)]
+        distinct = list(dict.fromkeys(prefixes))
+        if all(prefixes) and len(distinct) < len(prefixes) and self._shares_prompts(prompts[0]):
+            place = {prefix: index for index, prefix in enumerate(distinct)}
+            past = read_prefixes(self.backbone, distinct, self.device).select([place[prefix] for prefix in prefixes])
+            rows, skipped, cache = rest_rows(rests, past, self.device), [0] * len(rests), past.cache
+        else:
+            whole = [[*prefix, *rest] for prefix, rest in zip(prefixes, rests, strict=True)]
+            rows, skipped, cache = rest_rows(whole, None, self.device), list(map(len, prefixes)), None
+        hidden = backbone_hidden(self.backbone, None, rows, cache)
+        columns = torch.arange(rows.ids.shape[1])
+        ends = torch.tensor([first + len(rest) for first, rest in zip(skipped, rests, strict=True)])
+        predicts = (columns >= torch.tensor(skipped)[:, None]) & (columns < ends[:, None])
+        return hidden.flatten(0, 1)[predicts.flatten().nonzero().squeeze(1).to(self.device)]
+
+    def _shares_prompts(self, ids: Sequence[int]) -> bool:
+        """The same in training and evaluation mode, so that an update's first pass has the numbers of the pass before it."""
+        if any(getattr(module, "gradient_checkpointing", False) for module in self.backbone.modules()):
+            return False
+        reason = why_not_shared(self.backbone, ids, self.device)
+        if reason is not None:
+            words = f"policy: prompts are read once for every response, not once a group: {reason}"
+            warnings.warn(words, RuntimeWarning, stacklevel=3)
+        return reason is None
 
     @contextmanager
     def as_it_started(self) -> Iterator[None]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
+from datc_train.prefix import Rows
 from datc_train.reward.scorer import Scorer
 
 # Families whose layers do nothing with other positions but attend to their keys and values.
@@ -23,14 +24,14 @@ _FAMILIES = {"llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text"}
 _CACHE_NAMES = ("cache", "past_key_values")  # newer and older versions of transformers
 
 
-def hidden_at(scorer: Scorer, inputs: Tensor, mask: Tensor, positions: Tensor, cache: Cache | None, place: Tensor) -> Tensor:
+def hidden_at(scorer: Scorer, inputs: Tensor, rows: Rows, cache: Cache | None, place: Tensor) -> Tensor:
     """[R, hidden] of the backbone's output at position `place [R]` of each row; other arguments as for `Scorer.hidden`."""
     layer = _last_layer(scorer.backbone)
     if layer is None:
-        hidden = scorer.hidden(inputs, mask, positions, cache)
+        hidden = scorer.hidden(inputs, rows, cache)
         return hidden[torch.arange(len(hidden), device=hidden.device), place.to(hidden.device)]
     with layer.register_forward_pre_hook(_Narrowing(place), with_kwargs=True):
-        return scorer.hidden(inputs, mask, positions, cache)[:, 0]
+        return scorer.hidden(inputs, rows, cache)[:, 0]
 
 
 def _last_layer(backbone: Any) -> nn.Module | None:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
 
+from datc_train.prefix import why_not_shared
 from datc_train.reward.checks import check_batch, check_call, name_prompt
 from datc_train.reward.classifier import embedding_table, take_apart
-from datc_train.reward.exactness import reads_on_from_a_cache, why_not_shared
 from datc_train.reward.frozen import frozen_table
 from datc_train.reward.mapped_rows import MappedRow, RowBuilder
 from datc_train.reward.micro_batches import SplitRow
@@ -87,7 +87,6 @@ class RewardModel:
         if policy.difference is not None:
             self._spelling = cached_spelling(policy.bytes_of, tokenizer, reward_bytes)
         self._table: Tensor | None = None
-        self._reads_on: bool | None = None
         self._said: set[str] = set()
         if policy.difference is not None:
             self._say(f"the policy has another vocabulary ({policy.difference}); credit goes by equal bytes, to first order")
@@ -318,12 +317,7 @@ class RewardModel:
         """Rows with what is shared in front cut off, or whole where that would change the numbers or save nothing."""
         if not rows or (group_size == 1 and not gradient):
             return whole(rows)
-        reason = why_not_shared(self._scorer)
-        if reason is None:
-            if self._reads_on is None:
-                self._reads_on = reads_on_from_a_cache(self._scorer, rows[0].ids)
-            if not self._reads_on:
-                reason = "it does not read on from a cache as it reads a whole row"
+        reason = why_not_shared(self._scorer.backbone, rows[0].ids, self.device)
         if reason is not None:
             self._say(f"rows are read whole, prompts once for every response: {reason}")
             return whole(rows)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from datc_train.prefix import rest_rows
 from datc_train.reward.mapped_rows import MappedRow
 from datc_train.reward.micro_batches import micro_batches
 from datc_train.reward.pooling import head_score
@@ -32,11 +33,8 @@ def token_rewards(scorer: Scorer, rows: Sequence[MappedRow], max_tokens: int) ->
     read = [i for i, row in enumerate(rows) if max(row.position.tolist(), default=-1) >= 0]
     for members in micro_batches([len(rows[i].ids) for i in read], max_tokens):
         batch = [read[member] for member in members]
-        longest = max(len(rows[i].ids) for i in batch)
-        ids = torch.tensor([[*rows[i].ids, *[rows[i].ids[-1]] * (longest - len(rows[i].ids))] for i in batch], device=device)
-        mask = torch.tensor([[1] * len(rows[i].ids) + [0] * (longest - len(rows[i].ids)) for i in batch], device=device)
-        positions = torch.arange(longest, device=device).expand(len(batch), -1)
-        hidden = scorer.hidden(scorer.embedding(ids), mask, positions)
+        padded = rest_rows([rows[i].ids for i in batch], None, device)
+        hidden = scorer.hidden(scorer.embedding(padded.ids), padded)
         for place, i in enumerate(batch):
             position = torch.as_tensor(rows[i].position, dtype=torch.long).to(device)
             tokens = torch.nonzero(position >= 0).squeeze(1)

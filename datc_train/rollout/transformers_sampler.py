@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import Cache, GenerationConfig, LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
+from datc_train.prefix import cache_argument, read_prefixes, why_not_shared
 from datc_train.rollout.encode import encode_prompts, stop_token_ids, support_size
 from datc_train.rollout.policy_mode import sampling_mode
 from datc_train.types import Prompt, Rollout
@@ -161,12 +162,14 @@ class TransformersSampler:
             input_ids[i, width - len(row) :] = torch.tensor(row)
             mask[i, width - len(row) :] = 1
 
+        past = self._read_prompts(rows, device)
         draw = _Draw(uniforms.to(device), self.temperature, self.vocab_size, names)
         sequences = self.model.generate(
             input_ids=input_ids.to(device),
             attention_mask=mask.to(device),
             generation_config=self._generation_config(pad),
             logits_processor=[draw],
+            **past,
         )
         ids = sequences[:, width:]
         logprob = torch.stack(draw.logprob[: ids.shape[1]], dim=1)
@@ -177,6 +180,18 @@ class TransformersSampler:
             [row[:length].clone() for row, length in zip(ids, lengths, strict=True)],
             [row[:length].clone() for row, length in zip(logprob, lengths, strict=True)],
         )
+
+    def _read_prompts(self, rows: Sequence[Sequence[int]], device: torch.device) -> dict[str, Cache]:
+        """Keys and values of the prompts before their last tokens, each prompt read once; empty where that would not be exact
+        or would save nothing, and `generate` reads every row."""
+        prefixes = [tuple(row[:-1]) for row in rows]
+        distinct = list(dict.fromkeys(prefixes))
+        backbone: Any = getattr(self.model, "get_base_model", lambda: self.model)().get_decoder()
+        if not all(prefixes) or len(distinct) == len(prefixes) or why_not_shared(backbone, rows[0], device) is not None:
+            return {}
+        place = {prefix: index for index, prefix in enumerate(distinct)}
+        past = read_prefixes(backbone, distinct, device).select([place[prefix] for prefix in prefixes])
+        return {cache_argument(backbone): past.cache}
 
     def _generation_config(self, pad: int) -> GenerationConfig:
         """`_Draw` leaves one column to choose from, so `generate` takes the arg max and changes no score of its own."""

@@ -242,10 +242,13 @@ def test_the_cosine_stays_down_after_its_length(tmp_path: Path) -> None:
 
 
 def test_gradient_checkpointing_changes_nothing(tmp_path: Path) -> None:
-    """T40: it is off while sampling."""
+    """T40: it is off while sampling. Prompts are read for every response then: the same numbers up to rounding."""
     plain = train(TINY | {"run_dir": str(tmp_path / "a"), "steps": 1})
     saved = train(TINY | {"run_dir": str(tmp_path / "b"), "steps": 1, "gradient_checkpointing": True})
-    assert same(plain, saved)
+    one, other = adapter(plain), adapter(saved)
+    assert one.keys() == other.keys()
+    for key, value in one.items():
+        torch.testing.assert_close(other[key], value, rtol=1e-3, atol=1e-6)
 
 
 def test_nothing_of_the_size_of_the_logits_in_training(tmp_path: Path) -> None:

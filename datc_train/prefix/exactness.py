@@ -5,32 +5,48 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
+from torch import nn
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from datc_train.reward.scorer import Scorer, cache_argument
-from datc_train.reward.shared_prefix import read_prefixes
+from datc_train.prefix.past import backbone_hidden, cache_argument, read_prefixes, rest_rows
 
 # Layers that keep past keys and values as they are. What compresses, quantises or sums up its past is not taken apart.
 _PLAIN = (DynamicLayer, DynamicSlidingWindowLayer)
+_READS_ON: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 _PROBED = 24  # tokens
 # Relative difference of hidden states. Rounding stays well below; keys and values that a token should not have seen, or
 # should have and did not, change them by about their own size.
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
 
 
-def why_not_shared(scorer: Scorer) -> str | None:
-    """What about the model, as it is set up now, makes a shared prefix inexact; None where nothing does."""
-    config: Any = scorer.backbone.config
+def why_not_shared(backbone: nn.Module, ids: Sequence[int], device: torch.device) -> str | None:
+    """What about the model, as it is set up now, makes a shared prefix inexact; None where nothing does.
+
+    Its parts are looked at every time, for a model may start to checkpoint its activations; how it reads on from a cache is
+    tried once a model, on the first of these ids.
+    """
+    reason = _by_its_parts(backbone)
+    if reason is None and len(ids) > 1:
+        if backbone not in _READS_ON:
+            _READS_ON[backbone] = _reads_on(backbone, ids, device)
+        if not _READS_ON[backbone]:
+            reason = "it does not read on from a cache as it reads a whole row"
+    return reason
+
+
+def _by_its_parts(backbone: nn.Module) -> str | None:
+    config = _config(backbone)
     text_config = config.get_text_config(decoder=True)
-    parameters = inspect.signature(scorer.backbone.forward).parameters
-    if cache_argument(scorer.backbone) not in parameters:
-        return f"{type(scorer.backbone).__name__} takes no cache"
+    parameters = inspect.signature(backbone.forward).parameters
+    if cache_argument(backbone) not in parameters:
+        return f"{type(backbone).__name__} takes no cache"
     if not getattr(text_config, "is_causal", True) or getattr(text_config, "use_bidirectional_attention", None):
         return "its attention is bidirectional"
-    for module in scorer.backbone.modules():
+    for module in backbone.modules():
         if getattr(module, "is_causal", True) is False:
             return f"the attention of {type(module).__name__} is bidirectional"
         if module.training and getattr(module, "gradient_checkpointing", False):
@@ -46,19 +62,20 @@ def why_not_shared(scorer: Scorer) -> str | None:
 
 
 @torch.no_grad()
-def reads_on_from_a_cache(scorer: Scorer, ids: Sequence[int]) -> bool:
+def _reads_on(backbone: nn.Module, ids: Sequence[int], device: torch.device) -> bool:
     """Whether the model reads the second half of a row after the first as it reads both at once: tried on these ids."""
     ids = list(ids[:_PROBED])
     cut = len(ids) // 2
-    if not cut:
-        return True
-    inputs = scorer.embedding(torch.tensor([ids], device=scorer.device))
-    positions = torch.arange(len(ids), device=scorer.device)[None]
-    mask = torch.ones_like(positions)
-    at_once = scorer.hidden(inputs, mask, positions)[:, cut:].float()
-    past = read_prefixes(scorer, [tuple(ids[:cut])])
-    after = scorer.hidden(inputs[:, cut:], mask, positions[:, cut:], past.cache).float()
+    whole = rest_rows([ids], None, device)
+    at_once = backbone_hidden(backbone, None, whole)[:, cut:]
+    past = read_prefixes(backbone, [ids[:cut]], device)
+    rest = rest_rows([ids[cut:]], past, device)
+    after = backbone_hidden(backbone, None, rest, past.cache)
     if any(layer.get_seq_length() != len(ids) for layer in past.cache.layers):
         return False
-    difference, size = (after - at_once).norm().item(), at_once.norm().item()
-    return not difference > _TOLERANCE.get(inputs.dtype, 0.15) * size
+    difference, size = (after - at_once).float().norm().item(), at_once.float().norm().item()
+    return not difference > _TOLERANCE.get(after.dtype, 0.15) * size
+
+
+def _config(backbone: nn.Module) -> Any:
+    return backbone.config
