@@ -70,7 +70,7 @@ METHODS: dict[str, Weights] = {
 
 
 class World:
-    """One seed's chain, utility, pretrained policy and trained reward model."""
+    """A chain, a utility, a pretrained policy and a trained reward model."""
 
     def __init__(self, seed: int) -> None:
         torch.manual_seed(seed)
@@ -234,22 +234,21 @@ def run(
     plan: dict[float, list[str]] | None = None,
     say: Callable[[str], None] = print,
     maker: Maker = by_weights,
+    world: int = 0,
 ) -> dict[str, Any]:
-    """Every learning rate, method and seed. `final[rate][method]` holds one mean of the last steps for every seed."""
+    """Every learning rate, method and seed of the samples, in one world. `final[rate][method]` holds one mean of the last steps for every seed."""
     plan = PLAN if plan is None else plan
     began = time.perf_counter()
     curves: dict[str, Any] = {str(rate): {method: [] for method in methods} for rate, methods in plan.items()}
-    fits = []
+    made = World(world)
+    fit = made.fit()
+    say(f"the reward model explains {fit:.2f} of the utility's variance, {time.perf_counter() - began:.0f} s")
     for seed in range(seeds):
-        world = World(seed)
-        fits.append(world.fit())
-        passed = time.perf_counter() - began
-        say(f"seed {seed}: the reward model explains {fits[-1]:.2f} of the utility's variance, {passed:.0f} s")
         for rate, methods in plan.items():
             for method in methods:
-                curves[str(rate)][method].append(train(world, method, seed=seed, steps=steps, learning_rate=rate, maker=maker))
+                curves[str(rate)][method].append(train(made, method, seed=seed, steps=steps, learning_rate=rate, maker=maker))
                 reward = statistics.mean(curves[str(rate)][method][-1]["reward"][-LAST:])
-                say(f"  {rate:g} {method:<14}{reward:.3f}   {time.perf_counter() - began:.0f} s")
+                say(f"seed {seed}  {rate:g} {method:<14}{reward:.3f}   {time.perf_counter() - began:.0f} s")
     final = {
         rate: {
             method: {key: [statistics.mean(curve[key][-LAST:]) for curve in by_seed] for key in ("reward", "utility")}
@@ -261,7 +260,8 @@ def run(
         "final": final,
         "curves": curves,
         "start": statistics.mean(c["reward"][0] for c in next(iter(next(iter(curves.values())).values()))),
-        "reward_model_fit": fits,
+        "world": world,
+        "reward_model_fit": fit,
         "steps": steps,
         "seconds": time.perf_counter() - began,
         "machine": machine(),
