@@ -236,7 +236,10 @@ def run(
     maker: Maker = by_weights,
     world: int = 0,
 ) -> dict[str, Any]:
-    """Every learning rate, method and seed of the samples, in one world. `final[rate][method]` holds one mean of the last steps for every seed."""
+    """Every learning rate, method and seed of the samples, in one world.
+
+    `final[rate][method]` holds one mean of the last steps for every seed.
+    """
     plan = PLAN if plan is None else plan
     began = time.perf_counter()
     curves: dict[str, Any] = {str(rate): {method: [] for method in methods} for rate, methods in plan.items()}
