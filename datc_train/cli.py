@@ -9,6 +9,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import fields
+from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
-from datc_train.config import Config
+from datc_train.config import Config, Lora
 from datc_train.ultrafeedback import SOURCE, SPLIT
+from datc_train.usage_errors import plain, unknown_key
 
 DESCRIPTION = "Train a language model with direction-aware token credit (DATC) or GRPO, and look at what it did."
 TRAIN_HELP = """Train a policy against a reward model.
@@ -77,16 +79,18 @@ def main(argv: list[str] | None = None) -> None:
     except KeyboardInterrupt as stop:
         print(f"datc: {stop or 'stopped'}", file=sys.stderr)
         sys.exit(128 + getattr(stop, "signal", 2))
-    except (ValueError, OSError, ArgumentError) as error:
+    except ArgumentError as error:
+        _fail(error, debug, plain(str(error)))
+    except (ValueError, OSError) as error:
         _fail(error, debug)
     except RuntimeError as error:
         _fail(error, debug)
 
 
-def _fail(error: Exception, debug: bool) -> None:
+def _fail(error: Exception, debug: bool, message: str | None = None) -> None:
     if debug:
         traceback.print_exc()
-    message = re.sub(r"\s+", " ", str(error)).strip()
+    message = re.sub(r"\s+", " ", str(error) if message is None else message).strip()
     print(f"datc: {message}{'' if debug else ' (--debug shows where)'}", file=sys.stderr)
     sys.exit(2)
 
@@ -170,7 +174,9 @@ COMMANDS: dict[str, Callable[[ArgumentParser, Any], None]] = {
 def build_parser() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
     """The parser of everything, and those of the commands by name."""
     # Commands take over the formatter of this one.
-    parser = ArgumentParser(prog="datc", description=DESCRIPTION, exit_on_error=False, formatter_class=_Help)
+    parser = ArgumentParser(
+        prog="datc", description=DESCRIPTION, exit_on_error=False, formatter_class=_Help, version=version("datc")
+    )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subcommands(required=True)
     made: dict[str, ArgumentParser] = {}
@@ -283,6 +289,16 @@ def _check_recipe(path: Path) -> None:
     if not isinstance(content, dict):
         came = "nothing" if content is None else f"{content!r:.60}"
         raise ValueError(f"--config: expected keys and values in {path}, got {came}")
+    known = {field.name for field in fields(Config)}
+    unknown = next((key for key in content if key not in known), None)
+    if unknown is not None:
+        raise ValueError(f"--config: in {path} {unknown_key(str(unknown))}")
+    if isinstance(content.get("lora"), dict):
+        try:
+            Lora(**content["lora"])
+        except TypeError:
+            wrong = next(key for key in content["lora"] if key not in {field.name for field in fields(Lora)})
+            raise ValueError(f"--config: in {path} {unknown_key(f'lora.{wrong}')}") from None
 
 
 from jsonargparse import DefaultHelpFormatter  # noqa: E402

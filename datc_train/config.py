@@ -217,7 +217,7 @@ class Config:
 def _check_types(settings: Any, prefix: str) -> None:
     for key, hint in get_type_hints(type(settings)).items():
         value = getattr(settings, key)
-        _require(prefix + key, repr(value), _is_a(value, hint), _words(hint))
+        _require(prefix + key, repr(value), _is_a(value, hint), type_in_words(hint))
 
 
 def _is_a(value: object, hint: Any) -> bool:
@@ -235,10 +235,10 @@ def _is_a(value: object, hint: Any) -> bool:
     return isinstance(value, hint)
 
 
-def _words(hint: Any) -> str:
+def type_in_words(hint: Any) -> str:
     """A type in words for an error."""
     if get_origin(hint) in (Union, UnionType):
-        return " or ".join(_words(option) for option in get_args(hint))
+        return " or ".join(type_in_words(option) for option in get_args(hint))
     if get_origin(hint) is Literal:
         return f"one of {', '.join(get_args(hint))}"
     names = {NoneType: "null", str: "text", int: "a whole number", float: "a number", bool: "true or false"}

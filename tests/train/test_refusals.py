@@ -86,6 +86,44 @@ def test_a_recipe_that_is_none(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert says in error
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--stepz", "3"], "--stepz: no such key; did you mean --steps?"),
+        (["--xyzzy=3"], "--xyzzy: no such key; keys are listed by datc train --help"),
+        (["--lora.rr", "3"], "lora.rr: no such key; did you mean lora.r?"),
+        (["--steps", "many"], "steps: expected a whole number, got many"),
+        (["--beta", "none"], "beta: expected a number, got none"),
+        (["--method", "dact"], "method: expected one of grpo, datc, "),
+        (["--lora.r", "x"], "lora.r: expected a whole number, got 'x'"),
+        (["--eval_every", "soon"], "eval_every: expected a whole number or null, got soon"),
+        (["--trackers", "tensorboard"], "trackers: expected a list of text, got tensorboard"),
+    ],
+)
+def test_the_parsers_errors_are_in_the_configs_words(capsys: pytest.CaptureFixture[str], words: list[str], says: str) -> None:
+    status, error = run_cli(capsys, "train", "--config", "tiny", *words)
+    assert status == 2
+    assert error.startswith(f"datc: {says}"), error
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("stepz: 3", "stepz: no such key; did you mean steps?"),
+        ("lora: {r: 8, alfa: 3}", "lora.alfa: no such key; did you mean lora.alpha?"),
+        ("lora: {r: x}", "lora: expected a mapping of r, alpha and target_modules or null, got {'r': 'x'}"),
+        ("method: dact", "method: expected one of grpo, datc, "),
+        ("trackers: tensorboard", "trackers: expected a list of text, got tensorboard"),
+    ],
+)
+def test_a_recipes_errors_too(capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str, says: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"policy: tiny\n{content}\n")
+    status, error = run_cli(capsys, "train", "--config", str(path))
+    assert status == 2
+    assert says in error
+
+
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     status, error = run_cli(capsys, "train", "--config", "tiny", "--steps", "0", "--debug")
     assert status == 2
