@@ -1,6 +1,7 @@
 """Does direction help? A toy whose true utility is known: GRPO, DATC, and two ablations of DATC, over several seeds.
 
-    python -m benchmarks.learning [--seeds 3] [--steps 150] [--learning-rate 1e-4 --methods grpo datc] [--json FILE] [--plot FILE]
+    python -m benchmarks.learning [--seeds 3] [--steps 100] [--world 0] [--learning-rate 1e-4 --methods grpo datc] [--json FILE]
+        [--plot FILE]
 
 The policy is a small Llama that has learned a random Markov chain over 128 tokens. The utility of a sequence is the sum over
 its bigrams of a sparse random table over 16 kinds of tokens: a tenth of the pairs are good or bad, the others do not matter. A
@@ -13,7 +14,8 @@ tokens, no KL term.
     shuffled   DATC's weights, permuted within each response: as uneven, without knowing where
     no_angle   w from |G| |k|: how strong reward and score are, not whether they point the same way
 
-Reported: the reward model's mean score of the last 15 steps, the true utility beside it, and their spread over seeds.
+Seeds are of the prompts and samples; chain, utility, policy and reward model are one world's (`--world`). Reported: the reward
+model's mean score of the last 15 steps, the true utility beside it, and their spread over seeds.
 """
 
 from __future__ import annotations
@@ -21,9 +23,12 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import multiprocessing
+import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +45,7 @@ from datc_train.losses import grpo_loss
 VOCABULARY, PROMPT, RESPONSE = 128, 4, 32
 PROMPTS, GROUP = 8, 8
 KINDS = 16
-PRETRAINING, REGRESSION = 200, 500  # steps of 32 sequences
+PRETRAINING, REGRESSION = 200, 1500  # steps of 32 sequences
 UNIT = 0.3  # of the utility: sums over 35 bigrams then spread by about 0.6
 LAST = 15  # steps whose mean is reported
 
@@ -224,6 +229,19 @@ def train(
     return curve
 
 
+Job = tuple[float, str, int]  # learning rate, method, seed
+
+
+def _curves(world: World, jobs: list[Job], steps: int, maker: Maker, workers: int) -> Iterator[dict[str, list[float]]]:
+    """In the order of the jobs. Models so small are fastest with one thread each, several at once."""
+    if workers == 1:
+        yield from (train(world, m, seed=s, steps=steps, learning_rate=rate, maker=maker) for rate, m, s in jobs)
+        return
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        made = [pool.submit(train, world, m, seed=s, steps=steps, learning_rate=rate, maker=maker) for rate, m, s in jobs]
+        yield from (future.result() for future in made)
+
+
 # What the paper's ablation compares; without the angle it takes the larger rate to see anything.
 PLAN = {1e-4: ["grpo", "datc", "shuffled"], 3e-4: ["grpo", "datc", "no_angle"]}
 
@@ -235,6 +253,7 @@ def run(
     say: Callable[[str], None] = print,
     maker: Maker = by_weights,
     world: int = 0,
+    workers: int = 1,
 ) -> dict[str, Any]:
     """Every learning rate, method and seed of the samples, in one world.
 
@@ -242,16 +261,15 @@ def run(
     """
     plan = PLAN if plan is None else plan
     began = time.perf_counter()
-    curves: dict[str, Any] = {str(rate): {method: [] for method in methods} for rate, methods in plan.items()}
     made = World(world)
     fit = made.fit()
     say(f"the reward model explains {fit:.2f} of the utility's variance, {time.perf_counter() - began:.0f} s")
-    for seed in range(seeds):
-        for rate, methods in plan.items():
-            for method in methods:
-                curves[str(rate)][method].append(train(made, method, seed=seed, steps=steps, learning_rate=rate, maker=maker))
-                reward = statistics.mean(curves[str(rate)][method][-1]["reward"][-LAST:])
-                say(f"seed {seed}  {rate:g} {method:<14}{reward:.3f}   {time.perf_counter() - began:.0f} s")
+    jobs = [(rate, method, seed) for seed in range(seeds) for rate, methods in plan.items() for method in methods]
+    curves: dict[str, Any] = {str(rate): {method: [] for method in methods} for rate, methods in plan.items()}
+    for (rate, method, seed), curve in zip(jobs, _curves(made, jobs, steps, maker, workers), strict=True):
+        curves[str(rate)][method].append(curve)
+        reward = statistics.mean(curve["reward"][-LAST:])
+        say(f"seed {seed}  {rate:g} {method:<14}{reward:.3f}   {time.perf_counter() - began:.0f} s")
     final = {
         rate: {
             method: {key: [statistics.mean(curve[key][-LAST:]) for curve in by_seed] for key in ("reward", "utility")}
@@ -307,17 +325,23 @@ def plot(result: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
+def print_now(line: str) -> None:
+    print(line, flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--learning-rate", type=float, nargs="+", help="default: 1e-4 and 3e-4, each with the methods to compare")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS), help="with --learning-rate")
+    parser.add_argument("--world", type=int, default=0, help="another number: another chain, utility and models")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="runs at once")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     plan = dict.fromkeys(options.learning_rate, options.methods) if options.learning_rate else None
-    result = run(options.seeds, options.steps, plan, lambda line: print(line, flush=True))
+    result = run(options.seeds, options.steps, plan, print_now, world=options.world, workers=options.workers)
     print(table(result))
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")

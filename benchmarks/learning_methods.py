@@ -1,6 +1,6 @@
-"""Every credit method of the study in the toy of `benchmarks.learning`: same worlds, prompts and random numbers, one row each.
+"""Every credit method of the study in the toy of `benchmarks.learning`: same world, prompts and random numbers, one row each.
 
-    python -m benchmarks.learning_methods [--seeds 3] [--steps 150] [--learning-rate 1e-4] [--methods M ...] [--json FILE]
+    python -m benchmarks.learning_methods [--seeds 3] [--steps 100] [--learning-rate 1e-4] [--methods M ...] [--json FILE]
 
 No position is frozen and no adapter is there: ARCA's residual is that of the whole policy to the pretrained one. OAR-P reads 32
 shortened responses for every response and takes most of the time.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 import torch
@@ -69,13 +70,13 @@ def by_method(world: toy.World, name: str, seed: int) -> toy.TokenAdvantages:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     plan = {options.learning_rate: options.methods}
-    result = toy.run(options.seeds, options.steps, plan, lambda line: print(line, flush=True), by_method)
+    result = toy.run(options.seeds, options.steps, plan, toy.print_now, by_method, workers=os.cpu_count() or 1)
     print(toy.table(result))
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")

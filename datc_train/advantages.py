@@ -29,11 +29,11 @@ def group_advantages(score: Tensor, group_size: int, *, floor: float = 0.0) -> T
     return advantage.masked_fill(equal, 0.0).reshape(-1).float()
 
 
-def group_deviations(score: Tensor, group_size: int) -> Tensor:
-    """The population std of each response's group, [B] float32: times the advantage, r - mean. Arguments and errors as for
+def group_deviations(score: Tensor, group_size: int, *, floor: float = 0.0) -> Tensor:
+    """max(std, floor) of each response's group, [B] float32: times the advantage, r - mean. Arguments and errors as for
     `group_advantages`."""
     groups = _groups(score, group_size)
-    std = groups.std(1, correction=0, keepdim=True).masked_fill(_equal(groups)[:, None], 0.0)
+    std = groups.std(1, correction=0, keepdim=True).clamp(min=floor).masked_fill(_equal(groups)[:, None], 0.0)
     return std.expand_as(groups).reshape(-1).float()
 
 

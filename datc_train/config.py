@@ -102,6 +102,10 @@ class Config:
         reward_batch_tokens: padded tokens of a pass of the reward model.
         reward_on_overflow: a response that the reward model's context cannot hold is an "error", or "neutral": it gets its
             group's mean score.
+        reward_shaping: prices for short and for very long responses and for degenerate ones, a floor under the deviation that
+            advantages are divided by, all in units of the scores' spread at the start; groups none of whose responses finished
+            are sampled once more and then left out of the loss. Formulas: datc_train/reward/shaping.py.
+        shaping_prompts: groups that the spread is measured on, of prompts of the first epoch.
         backend: of the kernels; null takes the fastest exact one of the device.
         save_every: a checkpoint every so many steps; null: only at the end, or when stopped.
         keep: so many checkpoints, the newest ones, and the best one by evaluation; null: all.
@@ -159,6 +163,8 @@ class Config:
     micro_batch_tokens: int = 4096
     reward_batch_tokens: int = 8192
     reward_on_overflow: Literal["error", "neutral"] = "error"
+    reward_shaping: bool = False
+    shaping_prompts: int = 128
     backend: Literal["reference", "chunked", "cpu", "triton", "cuda"] | None = None
     save_every: int | None = 10
     keep: int | None = 3
@@ -176,8 +182,8 @@ class Config:
             _require("lora.alpha", self.lora.alpha, self.lora.alpha >= 1, "at least 1")
         full_half = self.lora is None and self.dtype == "float16"
         _require("dtype", self.dtype, not full_half, "float32 or bfloat16 without lora: AdamW underflows in float16")
-        at_least_one = ("steps", "prompts_per_step", "max_new_tokens", "sample_batch_size", "micro_batch_tokens")
-        for key in (*at_least_one, "reward_batch_tokens", "eval_limit", "epochs_per_rollout", "updates_per_epoch"):
+        at_least_one = ("steps", "prompts_per_step", "max_new_tokens", "sample_batch_size", "micro_batch_tokens", "eval_limit")
+        for key in (*at_least_one, "reward_batch_tokens", "epochs_per_rollout", "updates_per_epoch", "shaping_prompts"):
             _require(key, getattr(self, key), getattr(self, key) >= 1, "at least 1")
         for key in ("schedule_steps", "save_every", "keep", "eval_every", "max_prompt_tokens"):
             value = getattr(self, key)

@@ -102,7 +102,7 @@ def dry_run(config: Config, *, say: Callable[[str], None] = print) -> None:
             1,
             config.seed,
         )
-        trainer = Trainer(config, actor, reward, sampler, make_optimizer(actor.trainable, config))
+        trainer = Trainer(config, actor, reward, sampler, make_optimizer(actor.trainable, config), sigma0=1.0)
         one = trainer.step(1, prompts, seed=config.seed, check_sampler=True)
     seconds = ", ".join(f"{phase} {value:.2f} s" for phase, value in one.clock.seconds.items())
     memory = f"; {peak.bytes / 2**30:.2f} GiB at its peak" if peak.bytes else ""

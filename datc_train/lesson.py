@@ -37,6 +37,8 @@ class Lesson:
     deviation: Tensor | None = None  # [B] factor of the token advantages for losses whose advantage is not divided by it
     reference_logprob: Tensor | None = None  # [N] of the policy that training started from
     base_hidden: Tensor | None = None  # [N, D] its hidden states
+    reward: Tensor | None = None  # [B] float64, the shaped one that the advantage is made of; None: the raw score
+    keep: Tensor | None = None  # [B] bool, the responses that the loss sees; None: all
     shares: Shares | None = None  # of the old policy; None where update and credit share a forward pass
 
     def part(self, groups: Tensor) -> Lesson:
@@ -77,6 +79,8 @@ class Lesson:
             advantage=of(self.advantage, responses),
             deviation=where_there(self.deviation, responses),
             reference_logprob=where_there(self.reference_logprob, tokens),
+            reward=where_there(self.reward, responses),
+            keep=where_there(self.keep, responses),
             shares=Shares(
                 logprob=of(shares.logprob, tokens),
                 entropy=of(shares.entropy, tokens),

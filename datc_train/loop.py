@@ -26,6 +26,7 @@ from datc_train.reward.vocabulary import check_same_vocabulary
 from datc_train.rollout import TransformersSampler
 from datc_train.run_folder import RunFolder, check_run_dir
 from datc_train.score import RewardFunction, check_columns, check_reward
+from datc_train.shaping import starting_spread
 from datc_train.step import Trainer, parts
 from datc_train.summary import summary
 from datc_train.trackers import Trackers, check_trackers
@@ -103,7 +104,11 @@ def _run(
         raise ValueError(f"steps: expected at least {done}, which the run in {folder.path} has done, got {config.steps}")
     history, evaluations = folder.lines("metrics.jsonl"), folder.lines("eval.jsonl")
     trackers = Trackers(config, folder.path)
-    trainer = Trainer(config, actor, reward, sampler, optimizer)
+    sigma0 = None
+    if config.reward_shaping:
+        some = prompt_batch(train_prompts, 1, min(config.shaping_prompts, len(train_prompts)), config.seed)
+        sigma0 = starting_spread(folder.path, done, sampler, reward, some)
+    trainer = Trainer(config, actor, reward, sampler, optimizer, sigma0)
 
     def evaluate_at(step: int) -> bool:
         """Whether this is the best so far."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from datc_kernels import Candidates, effective_sample_ratio, predicted_gain
 from datc_kernels.allocate_weights.diagnostics import at_band
 from datc_train.advantages import frac_reward_zero_std
+from datc_train.reward.shaping import unfinished_groups
 from datc_train.step import Step
 
 
@@ -31,6 +32,8 @@ def step_metrics(
     tokens_per_second      response tokens over seconds_step
     seconds_*              of each phase; seconds_step is their sum
     reward_mean            raw score over all sampled responses
+    reward_shaped_mean     what the advantages are made of, over all responses; None without reward_shaping
+    frac_groups_left_out   groups that no response finished, left out of the loss; None without reward_shaping
     reward_std             mean over groups of the population standard deviation of the raw score
     kl                     mean k3 over tokens, to the policy that training started from
     sampler_difference     mean over tokens of |log p of the sampler - log p of the training pass|, same weights
@@ -65,6 +68,7 @@ def step_metrics(
         "step": step,
         "rollout": one.lesson.number,
         "reward_mean": float(scored.score.double().mean()),
+        **_shaped(one),
         "reward_std": float(groups.std(dim=1, correction=0).mean()),
         "frac_reward_zero_std": frac_reward_zero_std(scored.score, rollout.group_size),
         "kl": result.kl,
@@ -90,6 +94,14 @@ def step_metrics(
         "seconds_step": total,
     }
     return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()}
+
+
+def _shaped(one: Step) -> dict[str, float | None]:
+    rollout, reward = one.lesson.rollout, one.lesson.reward
+    if reward is None:
+        return {"reward_shaped_mean": None, "frac_groups_left_out": None}
+    left_out = unfinished_groups(rollout.finished, rollout.group_size)
+    return {"reward_shaped_mean": float(reward.mean()), "frac_groups_left_out": float(left_out.double().mean())}
 
 
 def sample_lines(

@@ -19,8 +19,10 @@ from datc_train.losses import LOSSES
 from datc_train.passes import reference_pass
 from datc_train.policy import Policy
 from datc_train.reward import RewardModel
+from datc_train.reward.shaping import FLOOR
 from datc_train.rollout import TransformersSampler
 from datc_train.score import RewardFunction, score_rollout
+from datc_train.shaping import in_the_loss, rewards_of, sample_finished
 from datc_train.share_out import old_policy_pass
 from datc_train.types import Prompt, Rollout
 from datc_train.update import Update, update
@@ -46,12 +48,17 @@ class Trainer:
         reward: RewardModel | RewardFunction,
         sampler: TransformersSampler,
         optimizer: torch.optim.AdamW,
+        sigma0: float | None = None,
     ) -> None:
+        """sigma0: the scores' spread as training starts, which `reward_shaping` asks for."""
+        if config.reward_shaping and sigma0 is None:
+            raise ValueError("sigma0: expected the scores' spread at the start for reward_shaping, got None")
         self.config = config
         self.actor = actor
         self.reward = reward
         self.sampler = sampler
         self.optimizer = optimizer
+        self.sigma0 = sigma0 if config.reward_shaping else None
         self._table: Tensor | None = None
 
     def step(self, step: int, prompts: Sequence[Prompt], *, seed: int, check_sampler: bool = False) -> Step:
@@ -70,6 +77,8 @@ class Trainer:
 
     def sample(self, step: int, prompts: Sequence[Prompt], seed: int, clock: Clock) -> Rollout:
         with _of_step(step), clock("sample"):
+            if self.sigma0 is not None:
+                return sample_finished(self.sampler, list(prompts), seed=seed)
             return self.sampler.sample(prompts, seed=seed)
 
     def prepare(self, step: int, number: int, rollout: Rollout, clock: Clock, *, updates: int) -> Lesson:
@@ -84,10 +93,14 @@ class Trainer:
             if scored.reward_embedding is not None:  # a table of another device crosses once
                 self._table = scored.reward_embedding.to(actor.device) if self._table is None else self._table
                 scored = replace(scored, reward_embedding=self._table)
-        advantage = group_advantages(scored.score, config.group_size).to(actor.device)
-        lesson = Lesson(number, rollout, scored, advantage)
+        reward, floor = scored.score, 0.0
+        if self.sigma0 is not None:
+            reward, floor = rewards_of(rollout, scored.score, actor.tokenizer, self.sigma0), FLOOR * self.sigma0
+        learned_from = in_the_loss(rollout, mask_truncated=config.mask_truncated, shaped=self.sigma0 is not None)
+        advantage = group_advantages(reward, config.group_size, floor=floor).to(actor.device)
+        lesson = Lesson(number, rollout, scored, advantage, reward=None if self.sigma0 is None else reward, keep=learned_from)
         if not LOSSES[config.loss].divides_by_deviation:
-            lesson = replace(lesson, deviation=group_deviations(scored.score, config.group_size).to(actor.device))
+            lesson = replace(lesson, deviation=group_deviations(reward, config.group_size, floor=floor).to(actor.device))
         if config.beta > 0 or method.needs_base_hidden:
             with clock("reference"):
                 keep = method.needs_base_hidden

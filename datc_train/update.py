@@ -58,7 +58,7 @@ def update(
     optimizer moves; so does, with `check_sampler`, a rollout whose log-probabilities are not those of the policy that sampled.
     """
     method, loss, rollout, shares = METHODS[config.method], LOSSES[config.loss], lesson.rollout, lesson.shares
-    keep = rollout.finished if config.mask_truncated else None
+    keep = lesson.keep
     total, total_tokens = count_responses(rollout.lengths, keep), count_tokens(rollout.lengths, keep)
     n, device = len(rollout.response_ids), policy.device
     making = SharesInMaking(lesson, config, device)

@@ -41,7 +41,8 @@ def measure(
 
     `overhead` of the result is the ratio of the medians, `methods` has the medians of every phase in seconds.
     """
-    config = replace(config, candidates_per_token=0)  # for people to look at; no part of training
+    # Candidates are for people to look at, and without stop ids shaping would leave every response out.
+    config = replace(config, candidates_per_token=0, reward_shaping=False)
     config = replace(config, reward="untrained-full") if equal_size else config
     device = resolve_device(config.device)
     actor = load_policy(config, device)
