@@ -38,8 +38,8 @@ def group_deviations(score: Tensor, group_size: int, *, floor: float = 0.0) -> T
 
 
 def frac_reward_zero_std(score: Tensor, group_size: int) -> float:
-    """The share of groups whose scores are all equal: nothing but a KL term can teach them. Arguments and errors as for
-    `group_advantages`."""
+    """The share of groups whose scores are all equal: without shaping nothing but a KL term can teach them. Arguments and
+    errors as for `group_advantages`."""
     return float(_equal(_groups(score, group_size)).double().mean())
 
 

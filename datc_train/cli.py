@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> None:
         print(f"datc: {stop or 'stopped'}", file=sys.stderr)
         sys.exit(128 + getattr(stop, "signal", 2))
     except ArgumentError as error:
-        _fail(error, debug, plain(str(error)))
+        _fail(error, debug, plain(str(error), next((word for word in argv if word in COMMANDS), "")))
     except (ValueError, OSError) as error:
         _fail(error, debug)
     except RuntimeError as error:
@@ -289,7 +289,7 @@ def _check_recipe(path: Path) -> None:
     if not isinstance(content, dict):
         came = "nothing" if content is None else f"{content!r:.60}"
         raise ValueError(f"--config: expected keys and values in {path}, got {came}")
-    known = {field.name for field in fields(Config)}
+    known = {field.name for field in fields(Config)} | {f"lora.{field.name}" for field in fields(Lora)}
     unknown = next((key for key in content if key not in known), None)
     if unknown is not None:
         raise ValueError(f"--config: in {path} {unknown_key(str(unknown))}")

@@ -102,9 +102,9 @@ class Config:
         reward_batch_tokens: padded tokens of a pass of the reward model.
         reward_on_overflow: a response that the reward model's context cannot hold is an "error", or "neutral": it gets its
             group's mean score.
-        reward_shaping: prices for short and for very long responses and for degenerate ones, a floor under the deviation that
-            advantages are divided by, all in units of the scores' spread at the start; groups none of whose responses finished
-            are sampled once more and then left out of the loss. Formulas: datc_train/reward/shaping.py.
+        reward_shaping: prices for short and for very long responses and a floor under the deviation that advantages are divided
+            by, in units of the scores' spread at the start; degenerate responses go 1 below their group; groups none of whose
+            responses finished are sampled once more and then left out of the loss. Formulas: datc_train/reward/shaping.py.
         shaping_prompts: groups that the spread is measured on, of prompts of the first epoch.
         backend: of the kernels; null takes the fastest exact one of the device.
         save_every: a checkpoint every so many steps; null: only at the end, or when stopped.

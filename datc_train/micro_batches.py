@@ -33,12 +33,14 @@ def micro_batches(rollout: Rollout, budget: int) -> list[MicroBatch]:
     longest = [max(rows[first : first + size]) for first in range(0, len(rows), size)]
     order = sorted(range(len(rows)), key=lambda i: (-longest[i // size], i // size, -rows[i]))
     groups: list[list[int]] = []
+    width = 0
     for i in order:
-        # The first of a batch is its longest.
-        if groups and (len(groups[-1]) + 1) * rows[groups[-1][0]] <= budget:
+        width = max(width, rows[i])
+        if groups and (len(groups[-1]) + 1) * width <= budget:
             groups[-1].append(i)
         else:
             groups.append([i])
+            width = rows[i]
     start = [0, *torch.tensor(lengths).cumsum(0).tolist()]
     device = rollout.response_ids.device
     batches = []

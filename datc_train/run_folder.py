@@ -36,7 +36,8 @@ def check_run_dir(config: Config) -> None:
         return
     if not (path / "config.yaml").is_file():
         raise ValueError(f"resume: expected a run's folder with config.yaml, got {path}")
-    saved = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
+    # A run of an older version knows nothing of newer keys, which it ran without: at their defaults.
+    saved = Config().to_dict() | yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
     now = _resolved(config, path)
     if config.schedule_steps is None:
         now["schedule_steps"] = saved.get("schedule_steps")

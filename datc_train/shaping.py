@@ -27,7 +27,7 @@ def starting_spread(
 ) -> float:
     """sigma0 of the policy that training starts from, measured on one group a prompt and kept in the run's folder.
 
-    Raises ValueError for a run that has gone on (`done` steps) and has lost it.
+    Raises ValueError for a run that has gone on (`done` steps) and has lost it, and for a spread of 0.
     """
     path = folder / "sigma0.json"
     if done and not path.exists():
@@ -38,7 +38,13 @@ def starting_spread(
         scored = score_rollout(reward, rollout, sampler.tokenizer, sampler.stop_ids, gradient=False)
         return spread(scored.score, sampler.group_size)
 
-    return cached_spread(path, measure)
+    value = cached_spread(path, measure)
+    if not value > 0:
+        raise ValueError(
+            f"reward_shaping: expected scores that differ within most of {len(prompts)} groups at the start, got a median spread "
+            "of 0, with which every price would be 0; more shaping_prompts, larger groups, or no shaping"
+        )
+    return value
 
 
 def sample_finished(sampler: TransformersSampler, prompts: list[Prompt], *, seed: int) -> Rollout:

@@ -43,7 +43,13 @@ def summary(metrics: list[dict[str, Any]], evaluations: list[dict[str, Any]], fo
         for before, after in list(zip(a["samples"], b["samples"], strict=True))[:3]:
             lines += [f"  Q: {before['prompt']}", f"    before: {before['response']}", f"    after:  {after['response']}"]
     cut = statistics.mean(line["frac_truncated"] for line in metrics)
-    if cut > 0.5:
+    left_out = [line["frac_groups_left_out"] for line in metrics if line.get("frac_groups_left_out") is not None]
+    if left_out and statistics.mean(left_out) > 0:
+        lines.append(
+            f"reward_shaping left {statistics.mean(left_out):.0%} of the groups out of the loss, for none of their responses "
+            "finished: a larger max_new_tokens lets more of them count."
+        )
+    elif cut > 0.5:
         lines.append(f"{cut:.0%} of the responses were cut off at max_new_tokens: consider a larger one, or mask_truncated.")
     seconds = sum(line["seconds_step"] for line in metrics)
     lines += [f"{len(metrics)} steps in {seconds:.0f} s.", f"Run folder: {folder}", f"Adapter or weights: {checkpoint}"]

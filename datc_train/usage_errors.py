@@ -12,12 +12,12 @@ from datc_train.config import Config, Lora, type_in_words
 _NESTED = re.compile(r"NestedArg\(key='(?P<key>[\w.]+)', val=(?P<value>.*?)\)")
 
 
-def plain(message: str) -> str:
-    """`message` of jsonargparse translated where it is about a key; as it came where it is not."""
+def plain(message: str, command: str = "train") -> str:
+    """`message` of jsonargparse translated where it is about a key; as it came where it is not, or is another command's."""
     named = re.match(r'Parser key "(?P<key>\w+)"', message)
     if named is not None:
         return _wrong_value(named["key"], message)
-    unknown = re.match(r"unrecognized arguments: (?P<word>\S+)", message)
+    unknown = re.match(r"unrecognized arguments: (?P<word>--\S+)", message) if command == "train" else None
     option = re.match(r"Subcommand '(?P<command>\w+)' does not accept option '(?P<key>[^']+)'", message)
     if unknown is not None:
         return unknown_key(unknown["word"].split("=")[0], "--")
@@ -28,6 +28,7 @@ def unknown_key(key: str, dashes: str = "") -> str:
     """A key that is none, and the one that was perhaps meant."""
     name = key.lstrip("-")
     keys = [field.name for field in fields(Config)] + [f"lora.{field.name}" for field in fields(Lora)]
+    keys = [known for known in keys if known != name]
     close = difflib.get_close_matches(name, keys, n=1)
     hint = f"did you mean {dashes}{close[0]}?" if close else "keys are listed by datc train --help"
     return f"{dashes}{name}: no such key; {hint}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -54,11 +54,23 @@ def _by_its_parts(backbone: nn.Module) -> str | None:
     kinds = set(getattr(text_config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if kinds or getattr(text_config, "attention_chunk_size", None):
         return f"its layers are of kinds that are not known here ({', '.join(sorted(kinds)) or 'chunked attention'})"
+    by_length = sorted({"dynamic", "longrope"} & set(_rope_types(text_config)))
+    if by_length:  # keys in the cache would keep the frequencies of a shorter row
+        return f"its rotary frequencies depend on the row's length ({', '.join(by_length)})"
     layers = DynamicCache(config=config).layers
     strange = next((layer for layer in layers if type(layer) not in _PLAIN), None)
     if strange is not None or not layers:
         return f"its cache is of a kind that is not known here ({type(strange).__name__ if layers else 'no layers'})"
     return None
+
+
+def _rope_types(text_config: Any) -> Iterator[str]:
+    """Of all layers; some models keep a setting for every kind of layer."""
+    for name in ("rope_parameters", "rope_scaling"):
+        settings = getattr(text_config, name, None)
+        for one in (settings, *settings.values()) if isinstance(settings, dict) else ():
+            if isinstance(one, dict):
+                yield str(one.get("rope_type", one.get("type")))
 
 
 @torch.no_grad()

@@ -65,8 +65,12 @@ def test_every_parameter_moves_and_the_reference_does_not(tmp_path: Path) -> Non
 
 
 def test_gradient_checkpointing_changes_nothing(tmp_path: Path) -> None:
-    """T40"""
-    assert same(run(tmp_path / "a", steps=1), run(tmp_path / "b", steps=1, gradient_checkpointing=True))
+    """T40. Prompts are read for every response then: the same numbers up to rounding."""
+    plain, saved = run(tmp_path / "a", steps=1), run(tmp_path / "b", steps=1, gradient_checkpointing=True)
+    assert plain.keys() == saved.keys()
+    for key, value in plain.items():
+        # A first AdamW step is the learning rate times the gradient's sign: where that is rounding, so is the sign.
+        assert float(((saved[key] - value).abs() > 1e-5).double().mean()) < 0.02, key
 
 
 def test_a_tied_head_and_embedding_are_one_parameter(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from test_rollout import make_model, tokenizer  # noqa: F401 - a fixture
 from torch import Tensor
@@ -168,18 +170,32 @@ def rollout_of(prompts: list[tuple[int, ...]], responses: list[Tensor], group_si
     )
 
 
-@pytest.mark.parametrize("budget", [1, 24, 60, 2**40])
-def test_a_groups_rows_are_neighbours_whatever_the_budget(budget: int) -> None:
-    prompts, responses = batch()
-    rollout = rollout_of(prompts, responses, 3)
-    found = micro_batches(rollout, budget)
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.lists(st.integers(1, 80), min_size=3, max_size=3)), min_size=1, max_size=5),
+    st.integers(1, 400),
+)
+@example([(10, [490, 20, 20]), (10, [400, 400, 400])], 1000)  # a group's short tail, and then a long row
+def test_a_groups_rows_are_neighbours_and_the_budget_holds(lengths: list[tuple[int, list[int]]], budget: int) -> None:
+    prompts, responses = batch(lengths=lengths)
+    found = micro_batches(rollout_of(prompts, responses, 3), budget)
     order = [i for one in found for i in one.responses.tolist()]
-    assert sorted(order) == list(range(9))
+    assert sorted(order) == list(range(len(responses)))
     owners = [i // 3 for i in order]
-    assert len([1 for a, b in itertools.pairwise(owners) if a != b]) == 2
+    assert sum(a != b for a, b in itertools.pairwise(owners)) == len(lengths) - 1
     for one in found:
         padded = len(one.lengths) * max(len(p) + len(r) for p, r in zip(one.prompt_ids, one.response_ids, strict=True))
         assert padded <= budget or len(one.lengths) == 1
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_frequencies_that_depend_on_the_length_are_read_whole(kind: str) -> None:
+    policy = policy_of("llama")
+    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "original_max_position_embeddings": 12}
+    policy.backbone.config.rope_parameters = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0, **factors}
+    prompts, responses = batch()
+    with pytest.warns(RuntimeWarning, match=f"depend on the row's length .{kind}"), tokens_read(policy) as seen:
+        policy.hidden_states(prompts, responses)
+    assert len(seen) == 1
 
 
 @pytest.mark.parametrize("max_batch_size", [3, 5, 64])

@@ -156,7 +156,24 @@ def test_shaping_without_the_spread_is_an_error() -> None:
 
 def test_shaped_rewards_with_a_reward_function(tmp_path: Path) -> None:
     def brief(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
-        return [-float(len(ids)) for ids in completion_ids]
+        return [-float(sum(ids) % 7) for ids in completion_ids]
 
     run = train(SHAPED | {"run_dir": str(tmp_path / "r"), "method": "grpo", "steps": 1}, reward=brief)
     assert lines(run, "metrics.jsonl")[0]["reward_shaped_mean"] is not None
+
+
+def test_a_spread_of_nothing_is_an_error(tmp_path: Path) -> None:
+    def alike(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
+        return [1.0] * len(completion_ids)
+
+    with pytest.raises(ValueError, match="reward_shaping: expected scores that differ"):
+        train(SHAPED | {"run_dir": str(tmp_path / "r"), "method": "grpo", "steps": 1}, reward=alike)
+
+
+def test_a_run_from_before_these_keys_goes_on(tmp_path: Path) -> None:
+    options = TINY | {"run_dir": str(tmp_path / "r")}
+    run = train(options | {"steps": 1})
+    path = run / "config.yaml"
+    kept = [line for line in path.read_text().splitlines() if not line.startswith(("reward_shaping", "shaping_prompts"))]
+    path.write_text("\n".join(kept) + "\n")
+    assert len(lines(train(options | {"resume": "auto"}), "metrics.jsonl")) == TINY["steps"]
