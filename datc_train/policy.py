@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from datc_train.prefix import backbone_hidden, read_prefixes, rest_rows, why_not_shared
+from datc_train.prefix import any_shared, backbone_hidden, read_shared, rest_rows, why_not_shared
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,8 @@ class Policy:
         """
         prefixes = [tuple(prompt[:-1]) for prompt in prompts]  # the prompt's last token predicts the response's first
         rests = [[prompt[-1], *response[:-1].tolist()] for prompt, response in zip(prompts, responses, strict=True)]
-        distinct = list(dict.fromkeys(prefixes))
-        if all(prefixes) and len(distinct) < len(prefixes) and self._shares_prompts(prompts[0]):
-            place = {prefix: index for index, prefix in enumerate(distinct)}
-            past = read_prefixes(self.backbone, distinct, self.device).select([place[prefix] for prefix in prefixes])
+        if any_shared(prefixes) and self._shares_prompts(prompts[0]):
+            past = read_shared(self.backbone, prefixes, self.device)
             rows, skipped, cache = rest_rows(rests, past, self.device), [0] * len(rests), past.cache
         else:
             whole = [[*prefix, *rest] for prefix, rest in zip(prefixes, rests, strict=True)]

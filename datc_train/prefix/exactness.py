@@ -39,7 +39,7 @@ def why_not_shared(backbone: nn.Module, ids: Sequence[int], device: torch.device
 
 
 def _by_its_parts(backbone: nn.Module) -> str | None:
-    config = _config(backbone)
+    config: Any = backbone.config
     text_config = config.get_text_config(decoder=True)
     parameters = inspect.signature(backbone.forward).parameters
     if cache_argument(backbone) not in parameters:
@@ -87,7 +87,3 @@ def _reads_on(backbone: nn.Module, ids: Sequence[int], device: torch.device) -> 
         return False
     difference, size = (after - at_once).float().norm().item(), at_once.float().norm().item()
     return not difference > _TOLERANCE.get(after.dtype, 0.15) * size
-
-
-def _config(backbone: nn.Module) -> Any:
-    return backbone.config

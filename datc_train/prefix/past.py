@@ -88,16 +88,24 @@ def backbone_hidden(backbone: nn.Module, inputs: Tensor | None, rows: Rows, cach
     return output.last_hidden_state
 
 
-def read_prefixes(backbone: nn.Module, prefixes: Sequence[Sequence[int]], device: torch.device) -> Past:
+def read_prefixes(backbone: Any, prefixes: Sequence[Sequence[int]], device: torch.device) -> Past:
     """Keys and values of the prefixes, none empty; with their graph, where gradients are on."""
     rows = prefix_rows(prefixes, device)
-    cache = DynamicCache(config=_config(backbone))
+    cache = DynamicCache(config=backbone.config)
     backbone_hidden(backbone, None, rows, cache)
     return Past(cache, rows.lengths, rows.ids.shape[1])
 
 
-def _config(backbone: Any) -> Any:
-    return backbone.config
+def read_shared(backbone: nn.Module, prefixes: Sequence[tuple[int, ...]], device: torch.device) -> Past:
+    """A past for a row of each prefix, none empty, with every distinct one read once."""
+    distinct = list(dict.fromkeys(prefixes))
+    place = {prefix: index for index, prefix in enumerate(distinct)}
+    return read_prefixes(backbone, distinct, device).select([place[prefix] for prefix in prefixes])
+
+
+def any_shared(prefixes: Sequence[tuple[int, ...]]) -> bool:
+    """Whether there is something to read once: no prefix is empty, and one comes twice."""
+    return all(prefixes) and len(set(prefixes)) < len(prefixes)
 
 
 def cache_argument(backbone: nn.Module) -> str:

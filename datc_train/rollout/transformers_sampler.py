@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, GenerationConfig, LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
-from datc_train.prefix import cache_argument, read_prefixes, why_not_shared
+from datc_train.prefix import any_shared, cache_argument, read_shared, why_not_shared
 from datc_train.rollout.encode import encode_prompts, stop_token_ids, support_size
 from datc_train.rollout.policy_mode import sampling_mode
 from datc_train.types import Prompt, Rollout
@@ -185,13 +185,10 @@ class TransformersSampler:
         """Keys and values of the prompts before their last tokens, each prompt read once; empty where that would not be exact
         or would save nothing, and `generate` reads every row."""
         prefixes = [tuple(row[:-1]) for row in rows]
-        distinct = list(dict.fromkeys(prefixes))
         backbone: Any = getattr(self.model, "get_base_model", lambda: self.model)().get_decoder()
-        if not all(prefixes) or len(distinct) == len(prefixes) or why_not_shared(backbone, rows[0], device) is not None:
+        if not any_shared(prefixes) or why_not_shared(backbone, rows[0], device) is not None:
             return {}
-        place = {prefix: index for index, prefix in enumerate(distinct)}
-        past = read_prefixes(backbone, distinct, device).select([place[prefix] for prefix in prefixes])
-        return {cache_argument(backbone): past.cache}
+        return {cache_argument(backbone): read_shared(backbone, prefixes, device).cache}
 
     def _generation_config(self, pad: int) -> GenerationConfig:
         """`_Draw` leaves one column to choose from, so `generate` takes the arg max and changes no score of its own."""
