@@ -101,7 +101,7 @@ class Config:
         micro_batch_tokens: padded tokens of a forward and backward pass; a step's gradient does not depend on it.
         reward_batch_tokens: padded tokens of a pass of the reward model.
         reward_on_overflow: a response that the reward model's context cannot hold is an "error", or "neutral": it gets its
-            group's mean score.
+            group's mean score, and mean shaped reward.
         reward_shaping: prices for short and for very long responses and a floor under the deviation that advantages are divided
             by, in units of the scores' spread at the start; degenerate responses go 1 below their group; groups none of whose
             responses finished are sampled once more and then left out of the loss. Formulas: datc_train/reward/shaping.py.

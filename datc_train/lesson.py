@@ -70,6 +70,7 @@ class Lesson:
             scored=replace(
                 scored,
                 score=of(scored.score, responses),
+                unread=where_there(scored.unread, responses),
                 reward_grad=where_there(scored.reward_grad, tokens),
                 mapped=of(scored.mapped, tokens),
                 frozen=of(scored.frozen, tokens),

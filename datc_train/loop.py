@@ -104,11 +104,6 @@ def _run(
         raise ValueError(f"steps: expected at least {done}, which the run in {folder.path} has done, got {config.steps}")
     history, evaluations = folder.lines("metrics.jsonl"), folder.lines("eval.jsonl")
     trackers = Trackers(config, folder.path)
-    sigma0 = None
-    if config.reward_shaping:
-        some = prompt_batch(train_prompts, 1, min(config.shaping_prompts, len(train_prompts)), config.seed)
-        sigma0 = starting_spread(folder.path, done, sampler, reward, some)
-    trainer = Trainer(config, actor, reward, sampler, optimizer, sigma0)
 
     def evaluate_at(step: int) -> bool:
         """Whether this is the best so far."""
@@ -129,6 +124,11 @@ def _run(
             progress.say(f"Going on after step {done} of {folder.path}")
         else:
             evaluate_at(0)
+        sigma0 = None
+        if config.reward_shaping:
+            some = prompt_batch(train_prompts, 1, min(config.shaping_prompts, len(train_prompts)), config.seed)
+            sigma0 = starting_spread(folder.path, done, sampler, reward, some, progress.say)
+        trainer = Trainer(config, actor, reward, sampler, optimizer, sigma0)
         updates, first = config.updates_per_rollout, done + 1
         for number in range(done // updates + 1, config.steps // updates + 1):
             if stop.signal is not None:

@@ -5,6 +5,7 @@ The formulas are those of `reward/shaping.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,17 +14,23 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from datc_train.reward import RewardModel
+from datc_train.reward.overflow import at_group_mean
 from datc_train.reward.shaping import cached_spread, shaped_rewards, spread, unfinished_groups
 from datc_train.rollout import TransformersSampler
 from datc_train.score import RewardFunction, score_rollout
-from datc_train.types import Prompt, Rollout
+from datc_train.types import Prompt, Rollout, ScoredRollout
 
 _SEED = 20_000_011  # apart from the seeds of training steps and evaluations
 _AGAIN = 2**31  # what a second try adds to a rollout's seed, which is below it
 
 
 def starting_spread(
-    folder: Path, done: int, sampler: TransformersSampler, reward: RewardModel | RewardFunction, prompts: list[Prompt]
+    folder: Path,
+    done: int,
+    sampler: TransformersSampler,
+    reward: RewardModel | RewardFunction,
+    prompts: list[Prompt],
+    say: Callable[[str], None] = lambda _: None,
 ) -> float:
     """sigma0 of the policy that training starts from, measured on one group a prompt and kept in the run's folder.
 
@@ -34,6 +41,7 @@ def starting_spread(
         raise ValueError(f"resume: expected {path}, the spread of scores as the run began, which step {done} no longer shows")
 
     def measure() -> float:
+        say(f"reward_shaping: measuring the scores' spread on {len(prompts)} groups")
         rollout = sampler.sample(prompts, seed=_SEED)
         scored = score_rollout(reward, rollout, sampler.tokenizer, sampler.stop_ids, gradient=False)
         return spread(scored.score, sampler.group_size)
@@ -78,11 +86,12 @@ def with_groups(rollout: Rollout, places: list[int], other: Rollout) -> Rollout:
     )
 
 
-def rewards_of(rollout: Rollout, score: Tensor, tokenizer: PreTrainedTokenizerBase, sigma0: float) -> Tensor:
-    """[B] float64: what advantages are made of."""
+def rewards_of(rollout: Rollout, scored: ScoredRollout, tokenizer: PreTrainedTokenizerBase, sigma0: float) -> Tensor:
+    """[B] float64: what advantages are made of. Rows that were not read pay nothing: they keep their group's mean."""
     parts = rollout.response_ids.split(rollout.lengths.tolist())
     texts = [tokenizer.decode(part, skip_special_tokens=True) for part in parts]
-    return shaped_rewards(score, rollout.lengths, texts, rollout.group_size, sigma0)
+    reward = shaped_rewards(scored.score, rollout.lengths, texts, rollout.group_size, sigma0)
+    return reward if scored.unread is None else at_group_mean(reward, scored.unread, rollout.group_size)
 
 
 def in_the_loss(rollout: Rollout, *, mask_truncated: bool, shaped: bool) -> Tensor | None:

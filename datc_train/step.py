@@ -95,7 +95,7 @@ class Trainer:
                 scored = replace(scored, reward_embedding=self._table)
         reward, floor = scored.score, 0.0
         if self.sigma0 is not None:
-            reward, floor = rewards_of(rollout, scored.score, actor.tokenizer, self.sigma0), FLOOR * self.sigma0
+            reward, floor = rewards_of(rollout, scored, actor.tokenizer, self.sigma0), FLOOR * self.sigma0
         learned_from = in_the_loss(rollout, mask_truncated=config.mask_truncated, shaped=self.sigma0 is not None)
         advantage = group_advantages(reward, config.group_size, floor=floor).to(actor.device)
         lesson = Lesson(number, rollout, scored, advantage, reward=None if self.sigma0 is None else reward, keep=learned_from)

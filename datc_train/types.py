@@ -47,5 +47,6 @@ class ScoredRollout:
     frozen: Tensor  # [N] bool, True where the weight stays 1; contains every unmapped position
     reward_embedding: Tensor | None  # [rows, K] what the reward model's embedding module returns for every id
     pad_embedding: Tensor | None = None  # [K] of the reward model's own pad token; None where there is none or not asked for
+    unread: Tensor | None = None  # [B] bool, rows the reward model could not hold, at their group's mean score; None: none
     token_reward: Tensor | None = None  # [N] float32, what each token adds to the score so far; None where not asked for
     left_out_score: Tensor | None = None  # [N] float32, the score without the token; None where not asked for

@@ -31,6 +31,7 @@ from datc_train.step import Trainer
 
 METHODS: tuple[Method, Method] = ("grpo", "datc")
 PHASES = ("sample", "score", "reference", "update", "credit", "weights")
+OF_THE_METHOD = ("score", "credit", "weights")  # what DATC does otherwise; the other phases are the same work in both
 PAPER = (1.057, 1.091)  # arXiv 2610.32772: cumulative GPU time, actor, reward model and sampler on a GPU each
 
 
@@ -39,7 +40,10 @@ def measure(
 ) -> dict[str, Any]:
     """At least three rounds, and more while `minutes` last.
 
-    `overhead` of the result is the ratio of the medians, `methods` has the medians of every phase in seconds.
+    `overhead` of the result is the ratio of the medians, `methods` has the medians of every phase in seconds, and
+    `overhead_by_phase` counts only the phases in which the methods differ, so that noise of the others drops out:
+
+        1 + (score + credit + weights of DATC - the same of GRPO) / GRPO's step
     """
     # Candidates are for people to look at, and without stop ids shaping would leave every response out.
     config = replace(config, candidates_per_token=0, reward_shaping=False)
@@ -98,6 +102,7 @@ def _result(
     return {
         "overhead": methods["datc"]["step"] / methods["grpo"]["step"],
         "overhead_of_each_round": [line["datc"]["step"] / line["grpo"]["step"] for line in rounds],
+        "overhead_by_phase": 1 + sum(methods["datc"][p] - methods["grpo"][p] for p in OF_THE_METHOD) / methods["grpo"]["step"],
         "score_gradient_seconds": methods["datc"]["score"] - methods["grpo"]["score"],
         "methods": methods,
         "response_tokens": tokens,
@@ -118,7 +123,8 @@ def table(result: dict[str, Any]) -> str:
         lines.append(f"{'peak memory, MiB':<20}{grpo['peak_bytes'] / 2**20:>9.0f}{datc['peak_bytes'] / 2**20:>9.0f}")
     share = result["parameters"]["reward"] / result["parameters"]["policy"]
     lines += [
-        f"score's gradient: {result['score_gradient_seconds']:.2f} s",
+        f"score's gradient: {result['score_gradient_seconds']:.2f} s; score, credit and weights alone: "
+        f"{result['overhead_by_phase']:.3f}",
         f"overhead {result['overhead']:.3f}, over {len(result['overhead_of_each_round'])} rounds "
         f"{min(result['overhead_of_each_round']):.3f} to {max(result['overhead_of_each_round']):.3f} "
         f"(reward model with {share:.2f} of the policy's parameters; the paper: 1.057 to 1.091 on GPUs)",

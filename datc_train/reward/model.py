@@ -19,7 +19,7 @@ from datc_train.reward.classifier import embedding_table, take_apart
 from datc_train.reward.frozen import frozen_table
 from datc_train.reward.mapped_rows import MappedRow, RowBuilder
 from datc_train.reward.micro_batches import SplitRow
-from datc_train.reward.overflow import OnOverflow, fill_with_group_mean, unmapped
+from datc_train.reward.overflow import OnOverflow, at_group_mean, unmapped
 from datc_train.reward.rows import RowTemplate
 from datc_train.reward.scoring import score_rows
 from datc_train.reward.shared_prefix import split_rows, whole
@@ -170,7 +170,8 @@ class RewardModel:
 
         Returns:
             score [B] float32; reward_grad [N, K] in the model's dtype, zero rows where not mapped; mapped [N] and frozen
-            [N] bool; reward_embedding [rows, K], what the embedding module returns for every id.
+            [N] bool; reward_embedding [rows, K], what the embedding module returns for every id; unread [B] bool, rows left
+            out as too long, None where there are none.
 
         Raises:
             ValueError: arguments that do not fit together; ids outside the policy's vocabulary; a row longer than the
@@ -300,7 +301,11 @@ class RewardModel:
         scores, self.max_tokens_per_batch = score_rows(
             self._scorer, [split[row] for row in read], self.max_tokens_per_batch, keep if gradient else None, self._say
         )
-        score = fill_with_group_mean(scores, read, len(rows), group_size)
+        score, unread = scores, None
+        if left_out:
+            unread = torch.ones(len(rows), dtype=torch.bool, device=device)
+            unread[read] = False
+            score = at_group_mean(scores.new_zeros(len(rows)).masked_scatter(~unread, scores), unread, group_size)
         bad = set(torch.nonzero(~score.isfinite()).flatten().tolist())
         if reward_grad is not None:
             bad |= set(owner[(~reward_grad.sum(1, dtype=torch.float32).isfinite()).cpu()].tolist())
@@ -311,7 +316,7 @@ class RewardModel:
                 f"{'with a gradient that is not finite ' if score[index].isfinite() else ''}"
                 f"for response {index % group_size} of {names[index // group_size]}"
             )
-        return ScoredRollout(score, reward_grad, mapped.to(device), frozen.to(device), table)
+        return ScoredRollout(score, reward_grad, mapped.to(device), frozen.to(device), table, unread=unread)
 
     def _split(self, rows: Sequence[MappedRow], group_size: int, gradient: bool) -> list[SplitRow]:
         """Rows with what is shared in front cut off, or whole where that would change the numbers or save nothing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from test_train import TINY, adapter, lines
 
 from datc_train import train
 from datc_train.advantages import group_advantages
+from datc_train.reward.overflow import at_group_mean
 from datc_train.reward.shaping import FLOOR, shaped_rewards
 from datc_train.rollout import TransformersSampler
-from datc_train.shaping import in_the_loss, sample_finished, with_groups
+from datc_train.shaping import in_the_loss, rewards_of, sample_finished, with_groups
 from datc_train.step import Trainer
-from datc_train.types import Prompt, Rollout
+from datc_train.types import Prompt, Rollout, ScoredRollout
 
 SHAPED = TINY | {"reward_shaping": True, "shaping_prompts": 3}
 
@@ -110,6 +112,23 @@ def test_advantages_are_those_of_the_shaped_rewards(shaped_run: Path) -> None:
         assert metrics["reward_shaped_mean"] == pytest.approx(float(reward.mean()), rel=1e-6)
         assert metrics["reward_mean"] == pytest.approx(sum(line["reward"] for line in samples) / len(samples), rel=1e-5)
         assert 0 <= metrics["frac_groups_left_out"] <= 1
+
+
+@given(st.lists(st.booleans(), min_size=4, max_size=4), st.integers(1, 40))
+def test_rows_that_were_not_read_pay_nothing_and_have_no_advantage(unread: list[bool], length: int) -> None:
+    rollout = rollout_of([[True, True], [True, False]])
+    rollout = replace(rollout, lengths=torch.tensor([1, length, 3, 40]))
+    rollout = replace(rollout, response_ids=torch.zeros(int(rollout.lengths.sum()), dtype=torch.long))
+    holes = torch.tensor(unread)
+    scores = at_group_mean(torch.tensor([1.0, -0.5, 0.25, 2.0]), holes, 2)
+    nothing = torch.zeros(1, dtype=torch.bool)
+    scored = ScoredRollout(scores, None, nothing, nothing, None, unread=holes if holes.any() else None)
+    tokenizer: Any = type("Tokenizer", (), {"decode": lambda *_, **__: "x"})()
+    reward = rewards_of(rollout, scored, tokenizer, 1.0)
+    advantage = group_advantages(reward, 2, floor=FLOOR)
+    assert advantage[holes].abs().sum() == 0
+    paid = shaped_rewards(scores, rollout.lengths, ["x"] * 4, 2, 1.0)
+    assert torch.equal(reward[~holes], paid[~holes])
 
 
 def test_without_shaping_its_metrics_are_undefined(tmp_path: Path) -> None:
