@@ -44,4 +44,8 @@ def _wrong_value(key: str, message: str) -> str:
         return f"lora.{nested['key']}: expected {type_in_words(inner[nested['key']])}, got {nested['value']}"
     if key not in hints or value is None:
         return message
+    if key == "lora":  # a mapping on the command line comes without the place of its fault
+        strange = [name for name in re.findall(r"'(\w+)':", value["value"]) if name not in get_type_hints(Lora)]
+        if strange:
+            return unknown_key(f"lora.{strange[0]}")
     return f"{key}: expected {type_in_words(hints[key])}, got {value['value']}"

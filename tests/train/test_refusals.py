@@ -96,6 +96,7 @@ def test_a_recipe_that_is_none(capsys: pytest.CaptureFixture[str], tmp_path: Pat
         (["--beta", "none"], "beta: expected a number, got none"),
         (["--method", "dact"], "method: expected one of grpo, datc, "),
         (["--lora.r", "x"], "lora.r: expected a whole number, got 'x'"),
+        (["--lora", "{r: 4, alhpa: 3}"], "lora.alhpa: no such key; did you mean lora.alpha?"),
         (["--eval_every", "soon"], "eval_every: expected a whole number or null, got soon"),
         (["--trackers", "tensorboard"], "trackers: expected a list of text, got tensorboard"),
     ],
