@@ -99,11 +99,13 @@ def groups(data: Inputs) -> dict[str, dict[str, Callable[[], object]]]:
     """The variants of each group, its products first."""
     h, W, y, g, E = data
     backends = [b for b in ("cpu", "chunked") if b not in missing_backends()]
-    logprob, stats = torch.ops.datc.linear_credit(h, W, y, None, None, None, None, 1.0, 1.0, None, len(W), -100, backends[0])
+    logprob, stats = torch.ops.datc.linear_credit(
+        h, W, y, None, None, None, None, 1.0, 1.0, None, len(W), -100, "", 0, backends[0]
+    )
     incoming = torch.ones_like(logprob)
 
     def backward(backend: str) -> object:
-        settings = (None, None, 1.0, 1.0, None, len(W), -100, backend, [True, False, False])
+        settings = (None, None, 1.0, 1.0, None, len(W), -100, "", 0, backend, [True, False, False])
         return torch.ops.datc.linear_credit_backward(incoming, logprob, stats, h, W, y, *settings)
 
     def ours(run: Callable[[str], object]) -> dict[str, Callable[[], object]]:

@@ -10,10 +10,12 @@ from typing import NoReturn
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 INTEGERS = (torch.int64, torch.int32)
+ALL_COLUMNS = -1  # what an op takes for vocab_size=None under a process group: every column that some rank has
 
 
 def fail(name: str, expected: str, got: object) -> NoReturn:
@@ -90,6 +92,21 @@ def check_vocab_size(vocab_size: object, columns: int, of: str) -> int:
     if isinstance(vocab_size, bool) or not isinstance(vocab_size, int) or not 1 <= vocab_size <= columns:
         fail("vocab_size", f"None or an integer from 1 to {columns} ({of})", repr(vocab_size))
     return vocab_size
+
+
+def check_slice(process_group: object | None, vocab_start: object, vocab_size: object, columns: int, of: str) -> tuple[str, int]:
+    """(name of the group, "" without one; vocab_size of all ranks, -1 for None under a group)."""
+    if isinstance(vocab_start, bool) or not isinstance(vocab_start, int) or vocab_start < 0:
+        fail("vocab_start", "an integer of at least 0", repr(vocab_start))
+    if process_group is None:
+        if vocab_start != 0:
+            fail("vocab_start", "0 without a process_group", vocab_start)
+        return "", check_vocab_size(vocab_size, columns, of)
+    if not isinstance(process_group, ProcessGroup):
+        fail("process_group", "a torch.distributed.ProcessGroup or None", type(process_group).__name__)
+    if vocab_size is not None and (isinstance(vocab_size, bool) or not isinstance(vocab_size, int) or vocab_size < 1):
+        fail("vocab_size", "None or an integer of at least 1", repr(vocab_size))
+    return process_group.group_name, ALL_COLUMNS if vocab_size is None else vocab_size
 
 
 def check_ignore_index(ignore_index: object) -> int:

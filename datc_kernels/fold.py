@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .anchored_state import empty_state, merge, tile_state_
-from .finalise import REWARD_STATS, STATS, Fold, Support, finalise
+from .finalise import REWARD_SUMS, SUMS, Fold, Support
 from .products import blocks
 
 Tile = Callable[[int, int], Tensor]  # (lo, hi) -> columns lo to hi of every row, [n, hi - lo], to be overwritten
@@ -57,13 +57,10 @@ def fold_rows(
     reward: bool,
     dtype: torch.dtype,
     tile: tuple[int, int],
-) -> tuple[Tensor, Tensor]:
-    """logprob [N] and stats of all rows, block of rows after block of rows; `tile` is (rows, columns)."""
+) -> Tensor:
+    """`sums` [5 or 14, N] of all rows, block of rows after block of rows; `tile` is (rows, columns)."""
     n = len(token_ids)
-    logprob = torch.empty(n, dtype=dtype, device=token_ids.device)
-    stats = torch.empty(len(STATS) + len(REWARD_STATS) * reward, n, dtype=dtype, device=token_ids.device)
+    sums = torch.empty(len(SUMS) + len(REWARD_SUMS) * reward, n, dtype=dtype, device=token_ids.device)
     for start, stop in blocks(n, tile[0]):
-        ids = token_ids[start:stop]
-        fold = fold_columns(*tiles(start, stop), ids, support, chunk=tile[1])
-        logprob[start:stop], stats[:, start:stop] = finalise(fold, ids, support)
-    return logprob, stats
+        sums[:, start:stop] = fold_columns(*tiles(start, stop), token_ids[start:stop], support, chunk=tile[1]).sums()
+    return sums

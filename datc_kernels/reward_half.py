@@ -17,15 +17,10 @@ def to_token_credit(logprob: Tensor, stats: Tensor) -> TokenCredit:
     return TokenCredit(logprob=logprob, **fields)
 
 
-def check_single_process(process_group: object | None, vocab_start: int) -> None:
-    if process_group is not None:
-        raise RuntimeError("process_group: vocabulary-parallel heads are not in this version; gather weight and embedding first")
-    if vocab_start != 0:
-        checks.fail("vocab_start", "0 without a process_group", vocab_start)
-
-
-def check_reward(reward_grad: Tensor | None, reward_embedding: Tensor | None, n: int, device: torch.device) -> None:
-    """Both halves or neither, of one width, on the policy's device."""
+def check_reward(
+    reward_grad: Tensor | None, reward_embedding: Tensor | None, n: int, device: torch.device, *, may_be_empty: bool = False
+) -> None:
+    """Both halves or neither, of one width, on the policy's device; `may_be_empty`: a table without rows is one."""
     if reward_grad is None or reward_embedding is None:
         if reward_grad is not None:
             checks.fail("reward_embedding", "a tensor [rows, K] beside reward_grad", None)
@@ -35,7 +30,8 @@ def check_reward(reward_grad: Tensor | None, reward_embedding: Tensor | None, n:
     checks.check_float("reward_grad", reward_grad, 2, "[N, K]")
     checks.check_size("reward_grad", reward_grad, 0, n, "N")
     checks.check_float("reward_embedding", reward_embedding, 2, "[rows, K]")
-    checks.check_not_empty("reward_embedding", reward_embedding)
+    if not may_be_empty:
+        checks.check_not_empty("reward_embedding", reward_embedding)
     checks.check_size("reward_embedding", reward_embedding, 1, reward_grad.shape[1], "K of reward_grad")
     checks.check_device("reward_grad", reward_grad, "the policy's tensors", device)
     checks.check_device("reward_embedding", reward_embedding, "the policy's tensors", device)

@@ -1,4 +1,4 @@
-"""From launches over segments of the vocabulary to `TokenCredit`'s fields: what the Triton backends share on the host."""
+"""From launches over segments of the vocabulary to the sums of all columns: what the Triton backends share on the host."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from .anchored_state import AnchoredState, RewardSums
-from .finalise import REWARD_STATS, STATS, Fold, Support, finalise
+from .finalise import REWARD_SUMS, SUMS
 from .launch_table import Segment
 from .products import blocks
 from .triton_partials import merge_partials_kernel
@@ -24,23 +23,18 @@ _MERGE_ROWS = 32
 Launch = Callable[[Segment, int, int, Tensor, Tensor, Tensor], None]
 
 
-def fold_segments(
-    token_ids: Tensor, support: Support, segments: list[Segment], *, reward: bool, launch: Launch
-) -> tuple[Tensor, Tensor]:
-    """logprob [N] and stats, as `finalise` lays them out, block of rows after block of rows."""
-    n, device = len(token_ids), token_ids.device
-    logprob = torch.empty(n, dtype=torch.float32, device=device)
-    stats = torch.empty(len(STATS) + len(REWARD_STATS) * reward, n, dtype=torch.float32, device=device)
+def fold_segments(n: int, device: torch.device, segments: list[Segment], *, reward: bool, launch: Launch) -> Tensor:
+    """`sums` [5 or 14, n], block of rows after block of rows."""
+    sums = torch.empty(len(SUMS) + len(REWARD_SUMS) * reward, n, dtype=torch.float32, device=device)
     numbers = sum(s.slots * s.fields for s in segments)
     step = min(_MAX_ROWS, max(128, _PARTIALS // numbers // 128 * 128))
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # Triton launches on the current one
         for start, stop in blocks(n, step):
-            fold = _fold_rows(start, stop, device, segments, reward, launch)
-            logprob[start:stop], stats[:, start:stop] = finalise(fold, token_ids[start:stop], support)
-    return logprob, stats
+            sums[:, start:stop] = _fold_rows(start, stop, device, segments, reward, launch)
+    return sums
 
 
-def _fold_rows(start: int, stop: int, device: torch.device, segments: list[Segment], reward: bool, launch: Launch) -> Fold:
+def _fold_rows(start: int, stop: int, device: torch.device, segments: list[Segment], reward: bool, launch: Launch) -> Tensor:
     rows = stop - start
     partials = torch.empty(rows * sum(s.slots * s.fields for s in segments), dtype=torch.float32, device=device)
     z_y = torch.full((rows,), -torch.inf, dtype=torch.float32, device=device)
@@ -60,9 +54,5 @@ def _fold_rows(start: int, stop: int, device: torch.device, segments: list[Segme
         ROWS=_MERGE_ROWS,
         num_warps=1,
     )
-    z_t, Q, R, H = merged[:4]
-    whole = AnchoredState(z_t, Q, R, H)
-    if not reward:
-        return Fold(whole, None, z_y, None)
-    z_t, Q, R, H = merged[4:8]
-    return Fold(whole, AnchoredState(z_t, Q, R, H, RewardSums(*merged[8:])), z_y, u_y)
+    whole = [merged[:4], z_y[None]]
+    return torch.cat([*whole, merged[4:], u_y[None]] if reward else whole)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from .. import native
-from ..native_fold import fold_of, head_arguments
+from ..finalise import Fold
+from ..native_head import head_arguments
 from .chunked import candidate_values
 from .inputs import CandidateInputs
 from .picks import Picks
@@ -38,4 +39,4 @@ def forward(x: CandidateInputs) -> tuple[Tensor, Tensor]:
     )
     picks = Picks(ids, z.dtype)
     picks.z, picks.u = z, u
-    return ids, candidate_values(fold_of(sums), picks, x.support.rewarded_columns)
+    return ids, candidate_values(Fold.of(sums), picks, x.support.rewarded_columns)

@@ -18,8 +18,8 @@ from ..softmax_gradient import logprob_gradient
 from .inputs import LinearInputs
 
 
-def forward(x: LinearInputs) -> tuple[Tensor, Tensor]:
-    """logprob [N] and stats, as `finalise` lays them out."""
+def forward(x: LinearInputs) -> Tensor:
+    """The sums of all columns, [5 or 14, N], as `finalise.SUMS` names them."""
     shape = tile_shape(x.hidden.device)
     space = torch.empty(2, min(shape[0], x.hidden.shape[0]) * shape[1], dtype=x.dtype, device=x.hidden.device)
 
@@ -64,9 +64,9 @@ def backward(
     needs: tuple[bool, bool, bool],
     gradient_of: Callable[..., Tensor] = tile_gradient,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of hidden, weight and bias; probabilities are computed again, tile by tile.
+    """Gradients of hidden, in the compute dtype, weight and bias; probabilities are computed again, tile by tile.
 
-    Sums run over tiles in a fixed order in the compute dtype and are cast once. `gradient_of` is what happens to a tile between
+    Sums run over tiles in a fixed order in the compute dtype. `gradient_of` is what happens to a tile between
     its products.
     """
     (n, width), dtype, device = x.hidden.shape, x.dtype, x.hidden.device
@@ -108,4 +108,4 @@ def backward(
             grad_weight[lo:hi] = weight_sum.to(grad_weight.dtype)
         if grad_bias is not None and bias_sum is not None:
             grad_bias[lo:hi] = bias_sum.to(grad_bias.dtype)
-    return None if grad_hidden is None else grad_hidden.to(x.hidden.dtype), grad_weight, grad_bias
+    return grad_hidden, grad_weight, grad_bias

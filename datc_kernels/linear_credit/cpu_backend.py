@@ -11,15 +11,14 @@ import torch
 from torch import Tensor
 
 from .. import native
-from ..finalise import finalise
-from ..native_fold import fold_of, head_arguments
+from ..native_head import head_arguments
 from .inputs import LinearInputs
 
 
-def forward(x: LinearInputs) -> tuple[Tensor, Tensor]:
-    """logprob [N] and stats, as `finalise` lays them out."""
+def forward(x: LinearInputs) -> Tensor:
+    """The sums of all columns, [5 or 14, N], as `finalise.SUMS` names them."""
     widths = [m.shape[1] for m in (x.hidden, x.reward_grad) if m is not None]
-    sums = torch.ops.datc_cpu.linear_credit(
+    sums: Tensor = torch.ops.datc_cpu.linear_credit(
         x.hidden,
         x.weight,
         x.token_ids.to(torch.int64).contiguous(),
@@ -30,13 +29,13 @@ def forward(x: LinearInputs) -> tuple[Tensor, Tensor]:
         *native.tile_shape(max(widths)),
         native.LEVEL,
     )
-    return finalise(fold_of(sums), x.token_ids, x.support)
+    return sums
 
 
 def backward(
     x: LinearInputs, grad_logprob: Tensor, logprob: Tensor, stats: Tensor, needs: tuple[bool, bool, bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of hidden, weight and bias; probabilities are computed again, tile by tile. Deterministic."""
+    """Gradients of hidden, in float32, weight and bias; probabilities are computed again, tile by tile. Deterministic."""
     hidden = x.hidden.to(torch.float32)
     if needs[1]:
         # Zero times a NaN that lies in an ignored row would spoil the weight's gradient.
@@ -58,7 +57,7 @@ def backward(
         native.LEVEL,
     )
     return (
-        h.to(x.hidden.dtype) if needs[0] else None,
+        h if needs[0] else None,
         w if needs[1] else None,
         b.to(x.bias.dtype) if needs[2] and x.bias is not None else None,
     )

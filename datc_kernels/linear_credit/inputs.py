@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,6 +21,13 @@ class LinearInputs:
     support: Support
     reward_grad: Tensor | None = None  # [N, K]
     reward_embedding: Tensor | None = None  # [rows, K]
+
+    def without_reward(self) -> LinearInputs:
+        return replace(self, reward_grad=None, reward_embedding=None)
+
+    @property
+    def has_reward(self) -> bool:
+        return self.reward_grad is not None
 
     @property
     def dtype(self) -> torch.dtype:

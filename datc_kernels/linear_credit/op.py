@@ -9,10 +9,11 @@ from torch import Tensor
 
 from .. import checks
 from ..dispatch import choose, require_triton
-from ..finalise import REWARD_STATS, STATS, Support
+from ..finalise import REWARD_STATS, STATS
 from ..logit_transform import LogitTransform, compute_dtype
-from ..reward_half import check_reward, check_single_process, to_token_credit
+from ..reward_half import check_reward, to_token_credit
 from ..types import TokenCredit
+from ..vocabulary_parallel import Slice
 from . import chunked, cpu_backend, reference
 from .inputs import LinearInputs
 
@@ -62,7 +63,11 @@ def linear_credit(
         temperature: a number, or a tensor [N].
         softcap: soft-cap of the logits (Gemma), before the temperature. logit_scale: factor on the raw logits (Cohere, Granite).
         vocab_size: columns of the support; padded columns beyond it do not exist. None: all of them.
-        process_group, vocab_start: vocabulary-parallel heads; not in this version (RuntimeError).
+        process_group: of ranks that hold the head together. weight, bias and reward_embedding are then this rank's rows, from
+            column `vocab_start` on, slices following each other in rank order, of any sizes; a rank may hold no row of
+            reward_embedding. hidden, token_ids and reward_grad are the same on every rank, as is what comes back, bit for bit;
+            ids and vocab_size are of the whole head. The gradient of hidden is summed over the ranks.
+        vocab_start: this rank's first column.
         backend: None, "reference", "chunked", "cpu" (C++: CPU tensors, float32 results) or "triton" (the fused kernel: CUDA from
             compute capability 8.0, float32 results). On CPUs None takes "cpu" where the extension was built, and "chunked" where
             it was not or an input is float64.
@@ -99,10 +104,9 @@ def linear_credit(
         checks.check_float("bias", bias, 1, "[V]")
         checks.check_size("bias", bias, 0, weight.shape[0], "V of weight")
         checks.check_device("bias", bias, "hidden", device)
-    check_reward(reward_grad, reward_embedding, n, device)
+    check_reward(reward_grad, reward_embedding, n, device, may_be_empty=process_group is not None)
     scalar, per_row = checks.check_temperature(temperature, n, device)
-    support = checks.check_vocab_size(vocab_size, weight.shape[0], "V of weight")
-    check_single_process(process_group, vocab_start)
+    group, support = checks.check_slice(process_group, vocab_start, vocab_size, weight.shape[0], "V of weight")
     logprob, stats = torch.ops.datc.linear_credit(
         hidden,
         weight,
@@ -116,6 +120,8 @@ def linear_credit(
         None if softcap is None else checks.check_positive("softcap", softcap),
         support,
         checks.check_ignore_index(ignore_index),
+        group,
+        vocab_start,
         choose(backend, device, compute_dtype(hidden, weight, reward_grad, reward_embedding)),
     )
     return to_token_credit(logprob, stats)
@@ -135,16 +141,18 @@ def _forward_op(
     softcap: float | None,
     vocab_size: int,
     ignore_index: int,
+    group: str,
+    vocab_start: int,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
-    checks.check_ids_in_support(token_ids, vocab_size, ignore_index)
     checks.check_row_temperature(row_temperature, token_ids, ignore_index)
+    forward = _implementation(backend, hidden.device).forward
     transform = LogitTransform(logit_scale, softcap, temperature, row_temperature)
-    rewarded = 0 if reward_embedding is None else min(reward_embedding.shape[0], vocab_size)
-    support = Support(vocab_size, rewarded, ignore_index)
-    inputs = LinearInputs(hidden, weight, token_ids, bias, transform, support, reward_grad, reward_embedding)
+    rows = 0 if reward_embedding is None else reward_embedding.shape[0]
+    part = Slice(group, vocab_start, weight.shape[0], rows, vocab_size, ignore_index)
+    inputs = LinearInputs(hidden, weight, part.local_ids(token_ids), bias, transform, part.support, reward_grad, reward_embedding)
     with torch.autocast(hidden.device.type, enabled=False):
-        return _implementation(backend, hidden.device).forward(inputs)
+        return part.fields(inputs, forward, token_ids)
 
 
 @_forward_op.register_fake
@@ -177,18 +185,22 @@ def _backward_op(
     softcap: float | None,
     vocab_size: int,
     ignore_index: int,
+    group: str,
+    vocab_start: int,
     backend: str,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of hidden, weight and bias; an empty tensor where not needed (an op cannot return None)."""
     transform = LogitTransform(logit_scale, softcap, temperature, row_temperature)
-    inputs = LinearInputs(hidden, weight, token_ids, bias, transform, Support(vocab_size, 0, ignore_index))
+    part = Slice(group, vocab_start, weight.shape[0], 0, vocab_size, ignore_index)
+    inputs = LinearInputs(hidden, weight, part.local_ids(token_ids), bias, transform, part.support)
     with torch.autocast(hidden.device.type, enabled=False):
         # A float64 reward gradient makes the forward's results float64, but not the gradients of float32 inputs.
         saved = logprob.to(inputs.dtype), stats.to(inputs.dtype)
-        grads = _implementation(backend, hidden.device).backward(inputs, grad_logprob, *saved, (needs[0], needs[1], needs[2]))
-    h, w, b = (hidden.new_empty(0) if g is None else g for g in grads)
-    return h, w, b
+        h, w, b = _implementation(backend, hidden.device).backward(inputs, grad_logprob, *saved, (needs[0], needs[1], needs[2]))
+    if h is not None:
+        h = part.sum_over_ranks(h).to(hidden.dtype)
+    return tuple(hidden.new_empty(0) if g is None else g for g in (h, w, b))  # type: ignore[return-value]
 
 
 @_backward_op.register_fake
@@ -206,6 +218,8 @@ def _(
     softcap: float | None,
     vocab_size: int,
     ignore_index: int,
+    group: str,
+    vocab_start: int,
     backend: str,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -230,7 +244,7 @@ def _backward(ctx, grad_logprob, _grad_stats):  # type: ignore[no-untyped-def]
         grad_logprob, logprob, stats, hidden, weight, token_ids, bias, row_temperature, *ctx.settings, needs
     )
     h, w, b = (g if needed else None for g, needed in zip(grads, needs, strict=True))
-    return h, w, None, None, None, b, *([None] * 7)
+    return h, w, None, None, None, b, *([None] * 9)
 
 
 _forward_op.register_autograd(_backward, setup_context=_setup_context)

@@ -1,11 +1,10 @@
-"""The definition: logits and first-order rewards of all columns at once, one state, one finaliser. Holds [N, V]."""
+"""The definition: logits and first-order rewards of all columns at once, one state. Holds [N, V]."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ..finalise import finalise
 from ..fold import fold_columns
 from ..softmax_gradient import logprob_gradient
 from .inputs import LinearInputs
@@ -19,26 +18,26 @@ def _logits(x: LinearInputs) -> Tensor:
     return x.transform.apply_(raw)
 
 
-def forward(x: LinearInputs) -> tuple[Tensor, Tensor]:
-    """logprob [N] and stats, as `finalise` lays them out."""
+def forward(x: LinearInputs) -> Tensor:
+    """The sums of all columns, [5 or 14, N], as `finalise.SUMS` names them."""
     z = _logits(x)
     u = None
     if x.reward_grad is not None and x.reward_embedding is not None:
         u = x.reward_grad.to(x.dtype) @ x.reward_embedding[: x.support.rewarded_columns].to(x.dtype).T
-    fold = fold_columns(
+    return fold_columns(
         lambda lo, hi: z[:, lo:hi].clone(),
         None if u is None else lambda lo, hi: u[:, lo:hi].clone(),
         x.token_ids,
         x.support,
         chunk=x.support.vocab_size,
-    )
-    return finalise(fold, x.token_ids, x.support)
+    ).sums()
 
 
 def backward(
     x: LinearInputs, grad_logprob: Tensor, logprob: Tensor, stats: Tensor, needs: tuple[bool, bool, bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of hidden, weight and bias: (onehot(y) - p) times the incoming gradient, through the logit transform."""
+    """Gradients of hidden, in the compute dtype, weight and bias: (onehot(y) - p) times the incoming gradient, through the
+    logit transform."""
     columns, skip = x.support.vocab_size, x.ignored[:, None]
     z = _logits(x)
     grad_z = logprob_gradient(z, 0, x.token_ids, grad_logprob.to(x.dtype), logprob, stats)
@@ -50,7 +49,7 @@ def backward(
         return out
 
     return (
-        (grad_raw @ x.weight[:columns].to(x.dtype)).to(x.hidden.dtype) if needs[0] else None,
+        grad_raw @ x.weight[:columns].to(x.dtype) if needs[0] else None,
         whole(grad_raw.T @ x.hidden.to(x.dtype).masked_fill(skip, 0.0), x.weight) if needs[1] else None,
         whole(grad_raw.sum(dim=0), x.bias) if needs[2] and x.bias is not None else None,
     )

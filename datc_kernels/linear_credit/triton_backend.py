@@ -18,8 +18,8 @@ from .inputs import LinearInputs
 from .triton_kernel import linear_credit_kernel
 
 
-def forward(x: LinearInputs) -> tuple[Tensor, Tensor]:
-    """logprob [N] and stats, as `finalise` lays them out."""
+def forward(x: LinearInputs) -> Tensor:
+    """The sums of all columns, [5 or 14, N], as `finalise.SUMS` names them."""
     reward = x.reward_grad is not None
     # Without the reward half its operands are pointers that no kernel follows.
     grad = x.hidden if x.reward_grad is None else x.reward_grad
@@ -77,11 +77,11 @@ def forward(x: LinearInputs) -> tuple[Tensor, Tensor]:
     plain = x.bias is None and x.transform.softcap is None
     tilings = choose_tilings(width, half=half, descriptors=descriptors, plain=plain)
     segments = split_columns(x.support.vocab_size, x.support.rewarded_columns if reward else 0, tilings)
-    return fold_segments(ids, x.support, segments, reward=reward, launch=launch)
+    return fold_segments(len(ids), ids.device, segments, reward=reward, launch=launch)
 
 
 def backward(
     x: LinearInputs, grad_logprob: Tensor, logprob: Tensor, stats: Tensor, needs: tuple[bool, bool, bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of hidden, weight and bias: the library's products of a tile, and one kernel between them. Deterministic."""
+    """Gradients of hidden (float32), weight and bias: the library's products of a tile, one kernel between. Deterministic."""
     return chunked.backward(x, grad_logprob, logprob, stats, needs, logit_gradient)

@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from .. import native
-from ..finalise import finalise
-from ..native_fold import fold_of, head_arguments
+from ..native_head import head_arguments
 from .inputs import LogitsInputs
 
 
-def forward(x: LogitsInputs) -> tuple[Tensor, Tensor]:
-    """logprob [N] and stats, as `finalise` lays them out."""
-    sums = torch.ops.datc_cpu.logits_credit(
+def forward(x: LogitsInputs) -> Tensor:
+    """The sums of all columns, [5 or 14, N], as `finalise.SUMS` names them."""
+    sums: Tensor = torch.ops.datc_cpu.logits_credit(
         x.logits,
         x.token_ids.to(torch.int64).contiguous(),
         x.reward_grad,
@@ -28,7 +27,7 @@ def forward(x: LogitsInputs) -> tuple[Tensor, Tensor]:
         *native.tile_shape(1 if x.reward_grad is None else x.reward_grad.shape[1]),
         native.LEVEL,
     )
-    return finalise(fold_of(sums), x.token_ids, x.support)
+    return sums
 
 
 def backward(x: LogitsInputs, grad_logprob: Tensor, logprob: Tensor, stats: Tensor) -> Tensor:

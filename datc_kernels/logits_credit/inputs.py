@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,6 +20,13 @@ class LogitsInputs:
     reward_grad: Tensor | None = None  # [N, K]
     reward_embedding: Tensor | None = None  # [rows, K]
     reward: Tensor | None = None  # [N, rows], instead of the two above
+
+    def without_reward(self) -> LogitsInputs:
+        return replace(self, reward_grad=None, reward_embedding=None, reward=None)
+
+    @property
+    def has_reward(self) -> bool:
+        return self.reward_grad is not None or self.reward is not None
 
     @property
     def dtype(self) -> torch.dtype:

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 from torch import Tensor
 
 from .. import checks
 from ..dispatch import choose, require_triton
-from ..finalise import REWARD_STATS, STATS, Support
+from ..finalise import REWARD_STATS, STATS
 from ..logit_transform import LogitTransform, compute_dtype
-from ..reward_half import check_reward, check_single_process, to_token_credit
+from ..reward_half import check_reward, to_token_credit
 from ..types import TokenCredit
-from . import cpu_backend, tiled
+from ..vocabulary_parallel import Slice
+from . import chunked, cpu_backend, reference
 from .inputs import LogitsInputs
+
+
+def _implementation(backend: str, device: torch.device) -> ModuleType:
+    """The module that runs a backend; Triton is imported only where it runs."""
+    if backend == "triton":
+        require_triton(device)
+        from . import triton_backend
+
+        return triton_backend
+    return {"reference": reference, "chunked": chunked, "cpu": cpu_backend}[backend]
 
 
 def logits_credit(
@@ -66,12 +79,12 @@ def logits_credit(
             checks.fail("reward", "None beside reward_grad and reward_embedding (one of the two ways)", "both")
         checks.check_float("reward", reward, 2, "[N, V]")
         checks.check_size("reward", reward, 0, n, "N of logits")
-        checks.check_not_empty("reward", reward[:0].new_empty(reward.shape[1]))
+        if process_group is None:
+            checks.check_not_empty("reward", reward[:0].new_empty(reward.shape[1]))
         checks.check_device("reward", reward, "logits", device)
-    check_reward(reward_grad, reward_embedding, n, device)
+    check_reward(reward_grad, reward_embedding, n, device, may_be_empty=process_group is not None)
     scalar, per_row = checks.check_temperature(temperature, n, device)
-    support = checks.check_vocab_size(vocab_size, columns, "V of logits")
-    check_single_process(process_group, vocab_start)
+    group, support = checks.check_slice(process_group, vocab_start, vocab_size, columns, "V of logits")
     logprob, stats = torch.ops.datc.logits_credit(
         logits,
         token_ids,
@@ -84,6 +97,8 @@ def logits_credit(
         None if softcap is None else checks.check_positive("softcap", softcap),
         support,
         checks.check_ignore_index(ignore_index),
+        group,
+        vocab_start,
         choose(backend, device, compute_dtype(logits, reward_grad, reward_embedding, reward)),
     )
     return to_token_credit(logprob, stats)
@@ -102,24 +117,19 @@ def _forward_op(
     softcap: float | None,
     vocab_size: int,
     ignore_index: int,
+    group: str,
+    vocab_start: int,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
-    checks.check_ids_in_support(token_ids, vocab_size, ignore_index)
     checks.check_row_temperature(row_temperature, token_ids, ignore_index)
+    forward = _implementation(backend, logits.device).forward
     rows = 0 if reward_embedding is None else reward_embedding.shape[0]
     rows = rows if reward is None else reward.shape[1]
     transform = LogitTransform(logit_scale, softcap, temperature, row_temperature)
-    support = Support(vocab_size, min(rows, vocab_size), ignore_index)
-    inputs = LogitsInputs(logits, token_ids, transform, support, reward_grad, reward_embedding, reward)
+    part = Slice(group, vocab_start, logits.shape[1], rows, vocab_size, ignore_index)
+    inputs = LogitsInputs(logits, part.local_ids(token_ids), transform, part.support, reward_grad, reward_embedding, reward)
     with torch.autocast(logits.device.type, enabled=False):
-        if backend == "triton":
-            require_triton(logits.device)
-            from . import triton_backend
-
-            return triton_backend.forward(inputs)
-        if backend == "cpu":
-            return cpu_backend.forward(inputs)
-        return tiled.forward(inputs, backend)
+        return part.fields(inputs, forward, token_ids)
 
 
 @_forward_op.register_fake
@@ -149,21 +159,17 @@ def _backward_op(
     softcap: float | None,
     vocab_size: int,
     ignore_index: int,
+    group: str,
+    vocab_start: int,
     backend: str,
 ) -> Tensor:
     transform = LogitTransform(logit_scale, softcap, temperature, row_temperature)
-    inputs = LogitsInputs(logits, token_ids, transform, Support(vocab_size, 0, ignore_index))
+    part = Slice(group, vocab_start, logits.shape[1], 0, vocab_size, ignore_index)
+    inputs = LogitsInputs(logits, part.local_ids(token_ids), transform, part.support)
     with torch.autocast(logits.device.type, enabled=False):
         # A float64 reward makes the forward's results float64, but not the gradient of float32 logits.
         saved = logprob.to(inputs.dtype), stats.to(inputs.dtype)
-        if backend == "triton":
-            require_triton(logits.device)
-            from . import triton_backend
-
-            return triton_backend.backward(inputs, grad_logprob, *saved)
-        if backend == "cpu":
-            return cpu_backend.backward(inputs, grad_logprob, *saved)
-        return tiled.backward(inputs, grad_logprob, *saved, backend)
+        return _implementation(backend, logits.device).backward(inputs, grad_logprob, *saved)
 
 
 @_backward_op.register_fake
@@ -186,7 +192,7 @@ def _backward(ctx, grad_logprob, _grad_stats):  # type: ignore[no-untyped-def]
         gradient = torch.ops.datc.logits_credit_backward(
             grad_logprob, logprob, stats, logits, token_ids, row_temperature, *ctx.settings
         )
-    return gradient, *([None] * 11)
+    return gradient, *([None] * 13)
 
 
 _forward_op.register_autograd(_backward, setup_context=_setup_context)

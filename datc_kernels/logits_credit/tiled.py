@@ -1,4 +1,4 @@
-"""Row update over logits that exist: `reference` takes all columns as one tile, `chunked` bounded tiles. Any device, exact."""
+"""Row update over logits that exist, tile by tile of a given shape. Any device, exact."""
 
 from __future__ import annotations
 
@@ -6,20 +6,13 @@ import torch
 from torch import Tensor
 
 from ..fold import Tile, fold_rows
-from ..products import blocks, product_tile, tile_shape
+from ..products import blocks, product_tile
 from ..softmax_gradient import logprob_gradient
 from .inputs import LogitsInputs
 
 
-def _shape(x: LogitsInputs, backend: str) -> tuple[int, int]:
-    if backend == "reference":
-        return max(1, x.logits.shape[0]), x.support.vocab_size
-    return tile_shape(x.logits.device)
-
-
-def forward(x: LogitsInputs, backend: str) -> tuple[Tensor, Tensor]:
-    """logprob [N] and stats, as `finalise` lays them out."""
-    shape = _shape(x, backend)
+def forward(x: LogitsInputs, shape: tuple[int, int]) -> Tensor:
+    """The sums of all columns, [5 or 14, N], as `finalise.SUMS` names them; `shape` is (rows, columns) of a tile."""
     space = x.logits.new_empty(0, dtype=x.dtype)
     if x.reward_embedding is not None:
         space = space.new_empty(min(shape[0], x.logits.shape[0]) * shape[1])
@@ -38,9 +31,9 @@ def forward(x: LogitsInputs, backend: str) -> tuple[Tensor, Tensor]:
     return fold_rows(tiles, x.token_ids, x.support, reward=has_reward, dtype=x.dtype, tile=shape)
 
 
-def backward(x: LogitsInputs, grad_logprob: Tensor, logprob: Tensor, stats: Tensor, backend: str) -> Tensor:
+def backward(x: LogitsInputs, grad_logprob: Tensor, logprob: Tensor, stats: Tensor, shape: tuple[int, int]) -> Tensor:
     """Gradient of the logits, [N, V] in their dtype: (onehot(y) - p) times the incoming gradient, through the transform."""
-    rows, columns = _shape(x, backend)
+    rows, columns = shape
     gradient = torch.zeros_like(x.logits, memory_format=torch.contiguous_format)
     incoming, skip = grad_logprob.to(x.dtype), (x.token_ids == x.support.ignore_index)[:, None]
     for start, stop in blocks(x.logits.shape[0], rows):

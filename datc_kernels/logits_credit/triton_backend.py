@@ -17,8 +17,8 @@ from .inputs import LogitsInputs
 from .triton_kernel import logits_credit_kernel
 
 
-def forward(x: LogitsInputs) -> tuple[Tensor, Tensor]:
-    """logprob [N] and stats, as `finalise` lays them out."""
+def forward(x: LogitsInputs) -> Tensor:
+    """The sums of all columns, [5 or 14, N], as `finalise.SUMS` names them."""
     product = x.reward_grad is not None
     has_reward = product or x.reward is not None
     # What a mode does not use is a pointer that no kernel follows.
@@ -71,7 +71,7 @@ def forward(x: LogitsInputs) -> tuple[Tensor, Tensor]:
 
     rewarded = x.support.rewarded_columns if has_reward else 0
     segments = split_columns(x.support.vocab_size, rewarded, tilings, (ROWS,))
-    return fold_segments(ids, x.support, segments, reward=has_reward, launch=launch)
+    return fold_segments(len(ids), ids.device, segments, reward=has_reward, launch=launch)
 
 
 def backward(x: LogitsInputs, grad_logprob: Tensor, logprob: Tensor, stats: Tensor) -> Tensor:

@@ -259,7 +259,8 @@ def test_reward_of_the_wrong_shape():
             logits_credit(**arguments)
 
 
-def test_a_process_group_cannot_run_yet():
-    """Vocabulary-parallel heads: a RuntimeError that names the argument, not a wrong result from one shard."""
-    with pytest.raises(RuntimeError, match=r"^process_group: "):
-        linear_credit(**LINEAR, process_group=object())
+def test_a_process_group_is_one():
+    """Vocabulary-parallel heads themselves: `test_vocabulary_parallel.py`."""
+    for op, arguments in ((linear_credit, LINEAR), (logits_credit, LOGITS)):
+        with pytest.raises(ValueError, match=r"^process_group: expected a torch.distributed.ProcessGroup or None, got str"):
+            op(**arguments, process_group="tensor_parallel")

@@ -61,6 +61,8 @@ def _linear_args(case, *, reward=True, head=False, hidden=True, ids=None):
         o.get("softcap"),
         o.get("vocab_size", len(case.weight)),
         -100,
+        "",
+        0,
     )
 
 

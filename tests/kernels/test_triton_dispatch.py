@@ -58,7 +58,7 @@ for call in (lambda b: dk.linear_credit(h, w, y, backend=b), lambda b: dk.logits
 
 def test_k58_opcheck():
     """K58: schema, fake, autograd registration, dynamic shapes."""
-    settings = (None, 0.8, 1.0, 20.0, 37, -100, "triton")
+    settings = (None, 0.8, 1.0, 20.0, 37, -100, "", 0, "triton")
     ids = CASE.token_ids % 37
     hidden, weight = CASE.hidden.clone().requires_grad_(), CASE.weight.clone().requires_grad_()
     torch.library.opcheck(

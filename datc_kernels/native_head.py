@@ -1,12 +1,10 @@
-"""What the backends of the C++ extension share: arguments of the head, and the sums that come back."""
+"""What the backends of the C++ extension share: the arguments of the head."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from .anchored_state import AnchoredState, RewardSums
-from .finalise import Fold
 from .logit_transform import LogitTransform
 
 
@@ -21,13 +19,3 @@ def head_arguments(
         transform.logit_scale,
         transform.softcap,
     )
-
-
-def fold_of(sums: Tensor) -> Fold:
-    """The rows of `sums` [5 or 14, N], in the order of csrc/fold.h."""
-    z_t, Q, R, H, z_y, *reward = sums.unbind(0)
-    whole = AnchoredState(z_t, Q, R, H)
-    if not reward:
-        return Fold(whole, None, z_y, None)
-    z_t, Q, R, H, u_t, S1, S2, S3, u_y = reward
-    return Fold(whole, AnchoredState(z_t, Q, R, H, RewardSums(u_t, S1, S2, S3)), z_y, u_y)
