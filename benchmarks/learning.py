@@ -41,6 +41,7 @@ from datc_kernels import TokenCredit, allocate_weights, linear_credit
 from datc_train.advantages import group_advantages
 from datc_train.bench.machine import machine
 from datc_train.losses import grpo_loss
+from datc_train.prefix import cache_argument
 
 VOCABULARY, PROMPT, RESPONSE = 128, 4, 32
 PROMPTS, GROUP = 8, 8
@@ -158,9 +159,10 @@ def _score(model: LlamaForSequenceClassification, embedded: Tensor) -> Tensor:  
 def sample(
     policy: LlamaForCausalLM, prompts: Tensor, generator: torch.Generator
 ) -> Tensor:  # [B, PROMPT] -> [B, PROMPT + RESPONSE]
-    cache, ids, new = DynamicCache(config=policy.config), prompts, prompts
+    ids, new = prompts, prompts
+    past: dict[str, Any] = {cache_argument(policy): DynamicCache(config=policy.config)}
     for _ in range(RESPONSE):
-        logits = policy(input_ids=new, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+        logits = policy(input_ids=new, use_cache=True, logits_to_keep=1, **past).logits[:, -1]
         new = torch.multinomial(torch.softmax(logits, -1), 1, generator=generator)
         ids = torch.cat([ids, new], 1)
     return ids
@@ -309,7 +311,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     colours = {"grpo": "#999999", "datc": "#0072B2", "shuffled": "#E69F00", "no_angle": "#CC79A7"}
-    figure = Figure(figsize=(4.2 * len(result["curves"]), 3.2), layout="constrained")
+    figure = Figure(figsize=(4.2 * len(result["curves"]), 3.4), layout="constrained")
     for axes, (rate, by_method) in zip(
         figure.subplots(1, len(result["curves"]), sharey=True, squeeze=False)[0], result["curves"].items(), strict=True
     ):
@@ -321,7 +323,8 @@ def plot(result: dict[str, Any], path: Path) -> None:
         axes.set_title(f"learning rate {rate}", fontsize=10)
         axes.set_xlabel(f"step (mean of the last {LAST}; band: seeds)")
     figure.axes[0].set_ylabel("reward")
-    figure.axes[0].legend(frameon=False)
+    shown = {label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(shown.values(), shown, loc="outside upper center", ncols=len(shown), frameon=False)
     figure.savefig(path, dpi=150)
 
 

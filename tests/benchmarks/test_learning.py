@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 import pytest
 
 from benchmarks import learning
@@ -9,15 +11,17 @@ from benchmarks import learning
 
 @pytest.mark.slow
 def test_where_the_weights_go_matters() -> None:
-    """On every seed: DATC above its own weights in another order, and without the angle below GRPO.
+    """The order of the paper's ablation, reward and true utility: DATC above GRPO by more than the spread over seeds, GRPO above
+    DATC's weights in another order, without the angle below GRPO by more than the spread.
 
-    DATC above GRPO is not asserted: at 1e-4 it came out on two seeds of three (`benchmarks/results/learning_cpu.json`), with a
-    reward model that explains less than half of the utility.
+    GRPO above shuffled is asserted of means only: their seeds overlap (`benchmarks/results/learning_cpu.json`).
     """
-    final = learning.run(3, 100, {1e-4: ["datc", "shuffled"], 3e-4: ["grpo", "no_angle"]})["final"]
+    final = learning.run(3, 100, workers=2)["final"]
     low, high = final["0.0001"], final["0.0003"]
-    assert all(a > b for a, b in zip(low["datc"]["reward"], low["shuffled"]["reward"], strict=True))
-    assert all(a < b for a, b in zip(high["no_angle"]["reward"], high["grpo"]["reward"], strict=True))
+    for key in ("reward", "utility"):
+        assert min(low["datc"][key]) > max(low["grpo"][key])
+        assert fmean(low["grpo"][key]) > fmean(low["shuffled"][key])
+        assert min(high["grpo"][key]) > max(high["no_angle"][key])
 
 
 def test_a_short_run_has_every_figure(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
