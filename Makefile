@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt
 export GOMP_SPINCOUNT := 20000
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: install train test test-all lint bench compare format clean
+.PHONY: install train test test-all test-trl lint bench compare format clean
 
 install: $(VENV)/.extension
 
@@ -37,6 +37,15 @@ test: lint
 
 test-all: lint
 	$(BIN)/python -m pytest -n 2
+	$(MAKE) test-trl
+
+# Older versions of TRL, over the one that is installed; it is pure Python. The oldest is the lower bound in pyproject.toml.
+TRL_VERSIONS := 1.8.0 1.12.0
+test-trl: install
+	for version in $(TRL_VERSIONS); do \
+	  $(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/trl/$$version trl==$$version && \
+	  PYTHONPATH=$(VENV)/trl/$$version $(BIN)/python -m pytest -n 2 tests/train/test_trl.py tests/train/test_trl_processes.py || exit 1; \
+	done
 
 bench: install
 	$(BIN)/python -m benchmarks.credit_cost
