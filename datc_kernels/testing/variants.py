@@ -11,7 +11,7 @@ import torch
 from .. import native
 from ..candidate_advantages import chunked as candidates_chunked
 from ..linear_credit import chunked
-from ..logits_credit import tiled
+from ..logits_credit import chunked as logits_chunked
 
 VARIANTS = ("reference", "chunked", "chunked in small tiles")
 CPU_VARIANTS = ("cpu", "cpu in portable code", "cpu in small tiles")  # of the C++ extension: float32 results
@@ -45,7 +45,7 @@ def using(variant: str, tile: tuple[int, int] = SMALL_TILE) -> Iterator[str]:
         return
     with (
         patch.object(chunked, "tile_shape", small),
-        patch.object(tiled, "tile_shape", small),
+        patch.object(logits_chunked, "tile_shape", small),
         patch.object(candidates_chunked, "tile_shape", small),
     ):
         yield "chunked"
