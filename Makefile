@@ -19,7 +19,7 @@ $(VENV)/.installed: pyproject.toml .ci/constraints.txt
 	touch $@
 
 # The C++ ops, against the PyTorch that is there. Without a compiler this says so, and the cpu backend is missing.
-$(VENV)/.extension: $(VENV)/.installed setup.py $(wildcard csrc/*)
+$(VENV)/.extension: $(VENV)/.installed setup.py $(wildcard csrc/* csrc/cuda/*)
 	$(PIP) 'setuptools>=77'
 	$(BIN)/python setup.py --quiet build_ext --inplace
 	touch $@

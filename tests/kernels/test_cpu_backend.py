@@ -39,7 +39,7 @@ def level(request):
 def test_it_is_what_none_takes_on_a_cpu():
     assert choose(None, CPU) == choose("cpu", CPU) == "cpu"
     assert choose(None, CPU, torch.float64) == "chunked"
-    assert choose(None, CPU, torch.float64, cpu_takes_float64=True) == "cpu"
+    assert choose(None, CPU, torch.float64, compiled_takes_float64=True) == "cpu"
     assert choose(None, torch.device("cuda")) == "chunked"
     with pytest.raises(RuntimeError, match="^backend: 'cpu' cannot run here: it needs tensors on a CPU"):
         choose("cpu", torch.device("cuda"))
