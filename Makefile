@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt
 export GOMP_SPINCOUNT := 20000
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: install train test test-all lint bench compare format clean
+.PHONY: install train test test-all test-sanitize lint bench compare format clean
 
 install: $(VENV)/.extension
 
@@ -35,8 +35,17 @@ lint: install
 test: lint
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-test-all: lint
+test-all: lint test-sanitize
 	$(BIN)/python -m pytest -n 2
+
+# The C++ ops with AddressSanitizer and UndefinedBehaviorSanitizer, in a copy of the package of its own, and what runs them. Leaks
+# are not looked for: what Python and PyTorch hold until they end would be all of them.
+SANITIZED := build/sanitize
+test-sanitize: install
+	DATC_SANITIZE=1 CC=gcc CXX=g++ $(BIN)/python setup.py --quiet build --build-base $(SANITIZED)/temp --build-lib $(SANITIZED)
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" PYTHONPATH=$(SANITIZED) \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 OMP_NUM_THREADS=2 \
+	  $(BIN)/python -P -m pytest tests/kernels -k "cpu or cuda or sanitizers" --hypothesis-profile datc-thorough
 
 bench: install
 	$(BIN)/python -m benchmarks.credit_cost

@@ -27,7 +27,8 @@ FOLDER = "datc_kernels._native"  # no Python modules: PyTorch and ctypes load th
 CPU, CUDA = f"{FOLDER}.datc_cpu", f"{FOLDER}.datc_cuda"
 NOTES = {CPU: "missing.txt", CUDA: "missing_cuda.txt"}
 FLAGS = ["-std=c++20", "-O3", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-g0"]
-SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+# Python's own flags may say that integers wrap around, which hides an overflow.
+SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-wrapv"]
 # Files whose code runs only where the processor has these; the rest must run everywhere.
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]
 WIDER = {"row_pass_avx2.cpp": ["-mavx2", "-mfma"], "row_pass_avx512.cpp": AVX512}

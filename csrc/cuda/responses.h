@@ -1,4 +1,4 @@
-// Where responses lie in what laid them end to end. Lengths that do not fit, which nobody has read back, reach no memory beyond it.
+// Where responses lie that were laid end to end. Nobody has read the lengths back: those that do not fit reach nothing beyond.
 #pragma once
 
 #include "../allocation.h"
@@ -9,7 +9,7 @@ namespace datc::cuda {
 DATC_DEVICE inline int64_t within(int64_t position, int64_t last) { return position < 0 ? 0 : position < last ? position : last; }
 
 DATC_DEVICE inline int64_t first_token(const AllocateCall& call, int64_t b) {
-  return within(call.ends[b] - within(call.lengths[b], call.tokens), call.tokens);
+  return within(within(call.ends[b], call.tokens) - within(call.lengths[b], call.tokens), call.tokens);
 }
 
 DATC_DEVICE inline Response response_of(const AllocateCall& call, int64_t b, int64_t first) {

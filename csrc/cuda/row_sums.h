@@ -1,5 +1,5 @@
-// The pass over one row of logits: what each of the block's threads adds up, and how the parts become the row's sums. The order is
-// fixed by the columns alone, so a row's bits depend neither on its batch nor on the run.
+// The pass over one row of logits: what each of the block's threads adds up, and how the parts become the row's sums. The order
+// is fixed by the columns alone, so a row's bits depend neither on its batch nor on the run.
 #pragma once
 
 #include <cmath>
@@ -17,8 +17,8 @@ constexpr int kTile = 8;       // columns that a thread takes at once, kThreads 
 // What stands for the gap to a masked logit: exp of it is 0, and 0 times it is 0.
 constexpr float kMasked = -1e5f;
 
-// The sums of a set of columns (datc_kernels/anchored_state.py), with x in place of z = factor x: differences of close logits stay
-// exact. x_t = -inf with zero sums is the empty set.
+// The sums of a set of columns (datc_kernels/anchored_state.py), with x in place of z = factor x: differences of close logits
+// stay exact. x_t = -inf with zero sums is the empty set.
 struct Sums {
   float x_t, Q, R, H, u_t, S1, S2, S3;
 };

@@ -155,6 +155,22 @@ def test_a_backward_holds_gradients_and_a_bounded_workspace():
     assert peak < 8 * MIB
 
 
+@pytest.mark.parametrize("ignore", [-(2**63), 2**63 - 1])
+def test_any_integer_marks_ignored_rows(ignore):
+    """The ends of int64 too, beyond the first tile: no difference of ids and columns may overflow (`make test-sanitize`)."""
+    case = plain()
+    ids = torch.where(torch.arange(16) % 2 == 0, ignore, case.token_ids)
+    hidden, logits = case.hidden.requires_grad_(), case.logits().detach().requires_grad_()
+    with patch.object(native, "tile_shape", lambda width: (5, 64)):
+        for x, got in (
+            (hidden, linear_credit(hidden, case.weight, ids, *case.args[3:], ignore_index=ignore, backend="cpu")),
+            (logits, logits_credit(logits, ids, *case.args[3:], ignore_index=ignore, backend="cpu")),
+        ):
+            got.logprob.sum().backward()
+            assert all((value[::2] == 0).all() for value in (*fields(got).values(), x.grad))
+            assert (got.logprob[1::2] < 0).all()
+
+
 def odd_layout(x, how):
     """The same numbers, transposed, strided, reversed in memory order, or from an unaligned address."""
     if how == "transposed":

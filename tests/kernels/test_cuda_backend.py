@@ -4,7 +4,6 @@
 """
 
 import ctypes
-import os
 import re
 import shutil
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 from unittest.mock import Mock, patch
 
 import pytest
+import sanitized
 import test_golden_vectors as golden
 import torch
 
@@ -23,8 +23,6 @@ from datc_kernels.testing.inputs import CASES, Sizes, plain
 
 ROOT = Path(__file__).parents[2]
 NAN, INF = float("nan"), float("inf")
-SANITIZED = "libasan" in Path("/proc/self/maps").read_text() if os.path.exists("/proc/self/maps") else False
-SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -34,8 +32,9 @@ def library(tmp_path_factory):
     if compiler is None:
         pytest.skip("there is no C++ compiler")
     target = tmp_path_factory.mktemp("cuda") / "datc_cuda.so"
-    flags = ["-std=c++17", "-O1", "-fPIC", "-shared", *(SANITIZERS if SANITIZED else [])]
-    subprocess.run([compiler, *flags, "-o", target, Path(__file__).with_name("cuda_on_host.cpp")], check=True)
+    flags = ["-std=c++17", "-O1", "-fPIC", "-shared", *sanitized.FLAGS]
+    command = [compiler, *flags, "-o", target, Path(__file__).with_name("cuda_on_host.cpp")]
+    subprocess.run(command, check=True, env=sanitized.without_sanitizers())
     return native_cuda.open_library(target)
 
 
@@ -236,7 +235,7 @@ def test_nvcc_compiles_without_spills(source, arch, tmp_path):
         pytest.skip("there is no nvcc")
     command = [nvcc, "-std=c++17", "-O3", f"-gencode=arch=compute_{arch},code=sm_{arch}", "-Xptxas=-v", "-cubin"]
     command += ["-o", str(tmp_path / "kernels.cubin"), str(ROOT / "csrc" / "cuda" / f"{source}.cu")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=sanitized.without_sanitizers())
     assert done.returncode == 0, done.stderr
     assert "warning" not in done.stderr
     spills = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", done.stderr)
