@@ -7,6 +7,7 @@ import ctypes
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from unittest.mock import Mock, patch
 
@@ -16,6 +17,7 @@ import test_golden_vectors as golden
 import torch
 
 from datc_kernels import allocate_weights, dispatch, linear_credit, logits_credit, missing_backends, native_cuda
+from datc_kernels.allocate_weights import cuda_backend
 from datc_kernels.testing import inputs as cases
 from datc_kernels.testing import truth
 from datc_kernels.testing.budgets import BUDGETS, WEIGHT, assert_within_budget, field_names
@@ -181,8 +183,6 @@ def test_allocation_of_any_length_and_of_lengths_that_do_not_fit(backend):
     torch.testing.assert_close(got.weight.double(), weight, rtol=0, atol=WEIGHT)
     torch.testing.assert_close(got.temperature.double(), temperature, rtol=1e-6, atol=0)
     # On a GPU nobody reads lengths back: what they say beyond the tokens is not touched.
-    from datc_kernels.allocate_weights import cuda_backend
-
     for wrong in ([4, 2**40, 3, 0], [-5, 9, -(2**50), 8], [0, 2, 3, 10**6]):
         weight, _ = cuda_backend.allocate(torch.randn(8), torch.ones(4), torch.tensor(wrong), None, 4.0, "sign")
         assert weight.shape == (8,)
@@ -196,6 +196,30 @@ def test_what_the_device_says_is_raised(backend):
         pytest.raises(RuntimeError, match="^datc_allocate_weights: device 3, stream 3$"),
     ):
         native_cuda.launch("datc_allocate_weights", native_cuda.AllocateCall(), device=torch.device("cuda", 3))
+
+
+def test_the_device_check_looks_at_it(backend, run_variant):
+    """All that needs no GPU; a wrong weight is found."""
+    pytest.importorskip("triton")
+    from benchmarks.device import cuda_kernels, others
+    from benchmarks.device.report import Part
+    from benchmarks.device.setting import Setting
+
+    setting = Setting(torch.device("cpu"), dry=True)
+    with run_variant("triton"):
+        part = Part("cuda kernels", 1e4, setting.device, judges_times=False)
+        cuda_kernels.run(part, setting)
+    assert part.errors == [], part.errors
+    assert [check for check in part.checks if not check["ok"]] == []
+    names = {check["name"] for check in part.checks}
+    assert {"cuda, u given: beside NaN", "ceiling 1.5, sign, cuda", "float32, u product, options, cuda"} <= names
+    allocate = cuda_backend.allocate
+    backends = sys.modules["datc_kernels.allocate_weights.op"]._BACKENDS
+    with patch.dict(backends, cuda=lambda *x: [torch.where(y == 1, 1.0, 1.001 * y) for y in allocate(*x)]):
+        part = Part("cuda kernels", 1e4, setting.device, judges_times=False)
+        others.weights(part, setting, ("cuda",))
+    failed = {check["name"] for check in part.checks if not check["ok"]}
+    assert {"ceiling 4.0, advantage, frozen tokens, cuda", "ceiling 1.5, sign, cuda", "padded"} <= failed
 
 
 def test_linear_credit_is_not_there(backend):
