@@ -56,6 +56,7 @@ def logits_credit(
             column. Every argument not listed here is that of `linear_credit`.
         reward: u, [N, V] or [N, rows]; columns without one are those that have no reward row. Instead of reward_grad and
             reward_embedding.
+        backend: as there, or "cuda" (CUDA C++ where it was built; float32 results).
 
     Returns:
         TokenCredit; `logprob` is differentiable with respect to logits (the gradient is [N, V], in the logits' dtype).
