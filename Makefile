@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt
 export GOMP_SPINCOUNT := 20000
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: install train test test-all test-trl lint bench compare format clean
+.PHONY: install train test test-all test-trl test-sanitize lint bench compare format clean
 
 install: $(VENV)/.extension
 
@@ -19,7 +19,7 @@ $(VENV)/.installed: pyproject.toml .ci/constraints.txt
 	touch $@
 
 # The C++ ops, against the PyTorch that is there. Without a compiler this says so, and the cpu backend is missing.
-$(VENV)/.extension: $(VENV)/.installed setup.py $(wildcard csrc/*)
+$(VENV)/.extension: $(VENV)/.installed setup.py $(wildcard csrc/* csrc/cuda/*)
 	$(PIP) 'setuptools>=77'
 	$(BIN)/python setup.py --quiet build_ext --inplace
 	touch $@
@@ -35,7 +35,7 @@ lint: install
 test: lint
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-test-all: lint
+test-all: lint test-sanitize
 	$(BIN)/python -m pytest -n 2
 	$(MAKE) test-trl
 
@@ -46,6 +46,15 @@ test-trl: install
 	  $(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/trl/$$version trl==$$version && \
 	  PYTHONPATH=$(VENV)/trl/$$version $(BIN)/python -m pytest -n 2 tests/train/test_trl.py tests/train/test_trl_processes.py || exit 1; \
 	done
+
+# The C++ ops with AddressSanitizer and UndefinedBehaviorSanitizer, in a copy of the package of its own, and what runs them. Leaks
+# are not looked for: what Python and PyTorch hold until they end would be all of them.
+SANITIZED := build/sanitize
+test-sanitize: install
+	DATC_SANITIZE=1 CC=gcc CXX=g++ $(BIN)/python setup.py --quiet build --build-base $(SANITIZED)/temp --build-lib $(SANITIZED)
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" PYTHONPATH=$(SANITIZED) \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 OMP_NUM_THREADS=2 \
+	  $(BIN)/python -P -m pytest tests/kernels -k "(cpu or cuda or sanitizers) and not nvcc" --hypothesis-profile datc-thorough
 
 bench: install
 	$(BIN)/python -m benchmarks.credit_cost

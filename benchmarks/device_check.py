@@ -36,7 +36,7 @@ class Step:
 
 def steps(setting: Setting, report: Report) -> list[Step]:
     """All parts in order; their seconds add up to less than eight minutes."""
-    from benchmarks.device import choice, invariance, linear, others, placement, rows, sanitizer, sweep, times, warm
+    from benchmarks.device import choice, cuda_kernels, invariance, linear, others, placement, rows, sanitizer, sweep, times, warm
 
     def gemm() -> float | None:
         found = report.parts.get("ceilings", {}).get("rows", [])
@@ -61,6 +61,7 @@ def steps(setting: Setting, report: Report) -> list[Step]:
         Step("candidates", 35, lambda part: sweep.run(part, setting)),
         Step("choice", 1, lambda part: choice.run(part, report.parts), keeps=False),
         Step("placement", 25, lambda part: placement.run(part, setting)),
+        Step("cuda kernels", 15, lambda part: cuda_kernels.run(part, setting)),
     ]
 
 

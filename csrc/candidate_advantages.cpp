@@ -86,8 +86,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> candidate_advantages(
       return;
     }
     for (int64_t at = row * k; at < (row + 1) * k; ++at) {
-      const int64_t j = id_of[at] - lo;
-      if (j < 0 || j >= count) continue;
+      const int64_t j = place_of(id_of[at], lo, count);
+      if (j < 0) continue;
       z_of[at] = x[j] * factor;
       if (reward != nullptr) u_of[at] = reward[j];
     }

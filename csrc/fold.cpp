@@ -64,8 +64,8 @@ void fold_tile(
       float* x = logits.row(i, logit_buffer);
       const float* u = reward == nullptr ? nullptr : reward->row(i, reward_buffer);
       if (changes) pass.to_logits(x, head.bias_from(tile.lo), count, to);
-      const int64_t y = ids[row] - tile.lo;
-      if (y >= 0 && y < count) {
+      const int64_t y = place_of(ids[row], tile.lo, count);
+      if (y >= 0) {
         block.z_y[i] = x[y] * to.factor;
         if (u != nullptr) block.u_y[i] = u[y];
       }

@@ -18,12 +18,11 @@ void gradient_tile(
         continue;
       }
       const Head to = head.of_row(row);
-      const int64_t y = ids[row] - lo;
       pass.to_logits(x, head.bias_from(lo), count, to);
       pass.gradient(
           x, count, to,
           {saved[3 * n + row], saved[4 * n + row], logprob[row], incoming[row], head.chain_of_row(row),
-           y >= 0 && y < count ? y : -1});
+           place_of(ids[row], lo, count)});
     }
   });
 }

@@ -44,7 +44,7 @@ Tensor logits_credit_backward(
       for (int64_t lo = 0; lo < from.columns;) {
         // Columns beyond the support are tiles of their own.
         const int64_t bound = lo < vocab_size ? vocab_size : from.columns, hi = std::min(bound, lo + tile_columns);
-        const int64_t count = hi - lo, y = ids[row] - lo;
+        const int64_t count = hi - lo;
         if (ignored || lo >= vocab_size) {
           std::fill(x, x + count, 0.0f);
         } else {
@@ -53,7 +53,7 @@ Tensor logits_credit_backward(
           pass.gradient(
               x, count, to,
               {max[row], partition[row], floats(logprob)[row], floats(incoming)[row], head.chain_of_row(row),
-               y >= 0 && y < count ? y : -1});
+               place_of(ids[row], lo, count)});
         }
         write_row(x, count, out.dtype, out.at(row, lo));
         lo = hi;

@@ -27,6 +27,9 @@ void parallel(int64_t n, int64_t work, const F& f) {
   torch::stable::parallel_for(0, n, std::max<int64_t>(1, 32768 / std::max<int64_t>(1, work)), f);
 }
 
+// The place of column `id`, which may be any number, among [lo, lo + count), or -1.
+inline int64_t place_of(int64_t id, int64_t lo, int64_t count) { return id >= lo && id < lo + count ? id - lo : -1; }
+
 inline Tensor empty_floats(int64_t count) { return torch::stable::empty({count}, ScalarType::Float); }
 inline Tensor empty_floats(int64_t rows, int64_t columns) { return torch::stable::empty({rows, columns}, ScalarType::Float); }
 inline float* floats(const Tensor& t) { return static_cast<float*>(t.mutable_data_ptr()); }

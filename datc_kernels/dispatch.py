@@ -11,56 +11,51 @@ from importlib.util import find_spec
 
 import torch
 
-from . import native
+from . import native, native_cuda
 
 KNOWN = ("reference", "chunked", "cpu", "triton", "cuda")
 
-_NO_CUDA = "the CUDA kernels are not part of this build"
 _OLDEST_TRITON = (3, 6)
 _OLDEST_GPU = (8, 0)
 
 
 def missing_backends() -> dict[str, str]:
     """Known backends that cannot run here, each with the reason."""
-    reasons = {"cpu": native.WHY_MISSING, "triton": _why_no_triton(), "cuda": _NO_CUDA}
+    reasons = {"cpu": native.WHY_MISSING, "triton": _why_no_triton(), "cuda": _why_no_cuda()}
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
 def choose(
-    backend: str | None, device: torch.device, dtype: torch.dtype = torch.float32, *, cpu_takes_float64: bool = False
+    backend: str | None, device: torch.device, dtype: torch.dtype = torch.float32, *, compiled_takes_float64: bool = False
 ) -> str:
     """Name of the backend to run on tensors of `device` with results in `dtype`.
 
-    None takes `cpu` for tensors on a CPU where the extension was built, `chunked` elsewhere and for float64, which `cpu` has only
-    for the op that computes in it anyway.
+    None takes `cpu` for tensors on a CPU where the extension was built, `chunked` elsewhere and for float64, which `cpu` and
+    `cuda` have only for the op that computes in it anyway.
 
     Raises ValueError for a name that no backend has, RuntimeError for a known backend that cannot run here.
     """
-    no_cpu = _why_not_cpu(device, dtype if not cpu_takes_float64 else torch.float32)
+    compiled_dtype = dtype if not compiled_takes_float64 else torch.float32
+    no_cpu = _why_not_cpu(device, compiled_dtype)
     if backend is None:
         return "chunked" if no_cpu else "cpu"
     if backend not in KNOWN:
         raise ValueError(f"backend: expected None or one of {', '.join(KNOWN)}, got {backend!r}")
-    if backend == "cuda":
-        raise _cannot_run(backend, _NO_CUDA)
     if backend == "cpu" and no_cpu:
         raise _cannot_run(backend, no_cpu)
-    # What Triton can do is not for a compiler to trace: then the op itself asks when it runs.
+    # What a GPU can do is not for a compiler to trace: then the op itself asks when it runs.
     if backend == "triton" and not torch.compiler.is_compiling():
         require_triton(device, dtype)
+    if backend == "cuda" and not torch.compiler.is_compiling():
+        require_cuda(device, compiled_dtype)
     return backend
 
 
 def require_triton(device: torch.device, dtype: torch.dtype = torch.float32) -> None:
     """RuntimeError with the reason where the Triton kernels cannot run."""
-    reason = _why_no_triton()
-    if reason is None and dtype == torch.float64:
-        reason = "its kernels compute in float32, and an input is float64"
+    reason = _why_no_triton() or _why_not_dtype(dtype)
     if reason is None and not _interprets():
-        if device.type != "cuda":
-            reason = f"it needs tensors on a CUDA device, these are on {device.type}"
-        elif torch.cuda.get_device_capability(device) < _OLDEST_GPU:
-            reason = f"it needs compute capability 8.0, this GPU has {torch.cuda.get_device_capability(device)}"
+        reason = _why_not_gpu(device)
     if reason is not None:
         raise _cannot_run("triton", reason)
 
@@ -70,6 +65,13 @@ def row_kernel_runs(device: torch.device, dtype: torch.dtype) -> bool:
     if device.type != "cuda" or dtype == torch.float64 or _why_no_triton() is not None:
         return False
     return torch.cuda.get_device_capability(device) >= _OLDEST_GPU
+
+
+def require_cuda(device: torch.device, dtype: torch.dtype = torch.float32) -> None:
+    """RuntimeError with the reason where the kernels of csrc/cuda cannot run."""
+    reason = _why_no_cuda() or _why_not_dtype(dtype) or _why_not_gpu(device)
+    if reason is not None:
+        raise _cannot_run("cuda", reason)
 
 
 def _cannot_run(backend: str, reason: str) -> RuntimeError:
@@ -92,6 +94,23 @@ def _why_no_triton() -> str | None:
     if _interprets() or (torch.cuda.is_available() and torch.version.cuda is not None):
         return None
     return "there is no CUDA device (with TRITON_INTERPRET=1, Triton's own variable, the kernels run on CPU tensors, slowly)"
+
+
+def _why_no_cuda() -> str | None:
+    if (reason := native_cuda.why_not_built()) is not None:
+        return reason
+    return None if torch.cuda.is_available() and torch.version.cuda is not None else "there is no CUDA device"
+
+
+def _why_not_dtype(dtype: torch.dtype) -> str | None:
+    return "its kernels compute in float32, and an input is float64" if dtype == torch.float64 else None
+
+
+def _why_not_gpu(device: torch.device) -> str | None:
+    if device.type != "cuda":
+        return f"it needs tensors on a CUDA device, these are on {device.type}"
+    capability = torch.cuda.get_device_capability(device)
+    return f"it needs compute capability 8.0, this GPU has {capability}" if capability < _OLDEST_GPU else None
 
 
 def _interprets() -> bool:

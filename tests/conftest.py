@@ -18,3 +18,5 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # One database-free, seeded profile: a failure on one machine is the same failure on the next.
 settings.register_profile("datc", deadline=None, derandomize=True, database=None, max_examples=25)
 settings.load_profile("datc")
+# With --hypothesis-profile; `make test-sanitize` does.
+settings.register_profile("datc-thorough", settings.get_profile("datc"), max_examples=300)

@@ -66,7 +66,7 @@ def run(part: Part, setting: Setting) -> None:
 
         def one(name: str = name, call: Run = call, inputs: Callable[[], CreditCase] = inputs, variant: str = variant) -> None:
             with using(variant):
-                _rows(part, setting, name, call, inputs())
+                rows(part, setting, name, call, inputs())
 
         part.attempt(name, one)
     part.attempt("many rows", lambda: _many_rows(part, setting))
@@ -74,7 +74,7 @@ def run(part: Part, setting: Setting) -> None:
     part.attempt("weights", lambda: _weights(part, setting))
 
 
-def _rows(part: Part, setting: Setting, name: str, call: Run, x: CreditCase) -> None:
+def rows(part: Part, setting: Setting, name: str, call: Run, x: CreditCase) -> None:
     N = len(x.hidden)
     device = x.hidden.device
     whole = call(x)

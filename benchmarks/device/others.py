@@ -22,7 +22,7 @@ ROUNDING = {torch.float32: 2e-5, torch.float16: 1.5e-3, torch.bfloat16: 8e-3}
 BACKENDS = ("triton", "chunked")
 
 
-def logits(part: Part, setting: Setting) -> None:
+def logits(part: Part, setting: Setting, backend: str = "triton") -> None:
     """Rewards absent, given and as a product; whole and ragged vocabularies; options; a masked column; a real vocabulary."""
     sizes = [("", 600 if setting.dry else 2500), (", vocabulary of a model", setting.shapes[0].V)]
     options: dict[str, dict[str, Any]] = {"": {}, ", options": {"softcap": 5.0, "logit_scale": 1.5, "vocab_size": 511}}
@@ -33,10 +33,12 @@ def logits(part: Part, setting: Setting) -> None:
                     name = f"{str(dtype).removeprefix('torch.')}, u {way}{kind}{size}"
                     if size and kind:
                         continue
-                    part.attempt(name, lambda: _existing(part, setting, name, V, dtype, way, extra))  # noqa: B023
+                    part.attempt(name, lambda: _existing(part, setting, name, V, dtype, way, extra, backend))  # noqa: B023
 
 
-def _existing(part: Part, setting: Setting, name: str, V: int, dtype: torch.dtype, way: str, options: dict[str, Any]) -> None:
+def _existing(
+    part: Part, setting: Setting, name: str, V: int, dtype: torch.dtype, way: str, options: dict[str, Any], variant: str
+) -> None:
     x = draw(setting, setting.pick(70, 5), V, 64, 72, dtype)
     z = x.hidden @ x.weight.T
     z[:, 3] = -torch.inf
@@ -54,10 +56,10 @@ def _existing(part: Part, setting: Setting, name: str, V: int, dtype: torch.dtyp
         options["temperature"] = torch.linspace(0.5, 1.5, len(z), device=z.device)
     true = truth.logits_credit(z, ids, None if way == "none" else u, **options)
     half = dtype == torch.bfloat16
-    judge(part, name, lambda backend: logits_credit(z, ids, **given, **options, backend=backend), true, half=half)
+    judge(part, name, lambda backend: logits_credit(z, ids, **given, **options, backend=backend), true, variant, half=half)
 
 
-def weights(part: Part, setting: Setting) -> None:
+def weights(part: Part, setting: Setting, backends: tuple[str, ...] = BACKENDS) -> None:
     """Responses of no token to 32k tokens, end to end and padded, with frozen tokens, both utilities."""
     lengths = torch.tensor([1, 0, 2, 3, 40, 130] if setting.dry else [1, 0, 2, 3, 17, 512, 2047, 2048, 2049, 4097, 32_768])
     generator = torch.Generator().manual_seed(0)
@@ -70,7 +72,7 @@ def weights(part: Part, setting: Setting) -> None:
         name = f"ceiling {ceiling}, {utility}{', frozen tokens' if frozen is not None else ''}"
         weight, temperature = definitions.allocate_weights(credit, advantage, lengths, frozen, ceiling, utility)
         options: dict[str, Any] = {"frozen": None if frozen is None else move(frozen), "ceiling": ceiling, "utility": utility}
-        for backend in BACKENDS:
+        for backend in backends:
             got = allocate_weights(move(credit), move(advantage), move(lengths), **options, backend=backend)
             part.check(f"{name}, {backend}", float((got.weight.cpu() - weight).abs().max()) / WEIGHT, 1.0)
             heat = (got.temperature.cpu() / temperature - 1).abs().max()
@@ -78,10 +80,10 @@ def weights(part: Part, setting: Setting) -> None:
 
     for ceiling, utility, flags in ((4.0, "advantage", frozen), (1.5, "sign", None), (30.0, "advantage", None)):
         part.attempt(f"ceiling {ceiling}", lambda: one(ceiling, utility, flags))  # noqa: B023
-    part.attempt("padded", lambda: _padded(part, setting))
+    part.attempt("padded", lambda: _padded(part, setting, backends[0]))
 
 
-def _padded(part: Part, setting: Setting) -> None:
+def _padded(part: Part, setting: Setting, backend: str) -> None:
     B, T = setting.pick(64, 3), setting.pick(700, 20)
     generator = torch.Generator().manual_seed(1)
     credit, advantage = torch.randn(B, T, generator=generator), torch.randn(B, generator=generator)
@@ -89,7 +91,7 @@ def _padded(part: Part, setting: Setting) -> None:
     mask = torch.arange(T) < lengths[:, None]
     weight, _ = definitions.allocate_weights(credit[mask], advantage, lengths)
     got = allocate_weights(
-        credit.to(setting.device), advantage.to(setting.device), mask=mask.to(setting.device), backend="triton"
+        credit.to(setting.device), advantage.to(setting.device), mask=mask.to(setting.device), backend=backend
     ).weight.cpu()
     part.check("padded", float((got[mask] - weight).abs().max()) / WEIGHT, 1.0)
     part.holds("padding has weight 1", bool((got[~mask] == 1).all()))

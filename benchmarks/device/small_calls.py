@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from datc_kernels import allocate_weights, linear_credit, logits_credit
+from datc_kernels import allocate_weights, linear_credit, logits_credit, missing_backends
 from datc_kernels.testing.variants import using
 
 from .setting import Setting, draw
@@ -31,6 +31,9 @@ def main(device: str) -> None:
     lengths = torch.tensor([1, 2, N - 3], device=setting.device)[: setting.pick(3, 2)]
     credit = torch.randn(int(lengths.sum()), device=setting.device)
     allocate_weights(credit, torch.ones(len(lengths), device=setting.device), lengths, backend="triton")
+    if "cuda" not in missing_backends():
+        logits_credit(logits, x.token_ids, reward=logits.detach()[:, : V - 90], vocab_size=V - 7, backend="cuda")
+        allocate_weights(credit, torch.ones(len(lengths), device=setting.device), lengths, backend="cuda")
     if setting.device.type == "cuda":
         torch.cuda.synchronize()
     print("every call ran")

@@ -6,12 +6,17 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..dispatch import choose, require_triton
+from ..dispatch import choose, require_cuda, require_triton
 from ..logit_transform import compute_dtype
 from ..types import TokenWeights
-from . import cpu_backend, reference, segmented
+from . import cpu_backend, cuda_backend, reference, segmented
 
-_BACKENDS = {"reference": reference.allocate, "chunked": segmented.allocate, "cpu": cpu_backend.allocate}
+_BACKENDS = {
+    "reference": reference.allocate,
+    "chunked": segmented.allocate,
+    "cpu": cpu_backend.allocate,
+    "cuda": cuda_backend.allocate,
+}
 
 
 def allocate_weights(
@@ -45,7 +50,8 @@ def allocate_weights(
         mask: True at tokens, False at padding, [B, T] bool; None with credit [B, T]: no padding.
         frozen: True where the weight stays 1, bool in the shape of credit.
         ceiling: lambda, at least 1. utility: "advantage" or "sign".
-        backend: None, "reference", "chunked", "cpu" (C++) or "triton" (float32 inside; the others use float64).
+        backend: None, "reference", "chunked", "cpu" (C++), "cuda" (CUDA C++) or "triton" (float32 inside; the others use
+            float64).
 
     Returns:
         TokenWeights: weight in credit's shape and temperature [B], float32 (float64 for float64 credit).
@@ -96,7 +102,7 @@ def allocate_weights(
         flat,
         float(ceiling),
         utility,
-        choose(backend, device, credit.dtype, cpu_takes_float64=True),
+        choose(backend, device, credit.dtype, compiled_takes_float64=True),
     )
     return TokenWeights(weight.view(credit.shape), temperature)
 
@@ -128,6 +134,8 @@ def _op(
 
         allocate = triton_backend.allocate
     else:
+        if backend == "cuda":
+            require_cuda(credit.device)
         allocate = _BACKENDS[backend]
     weight, temperature = allocate(credit.contiguous(), advantage, lengths.to(torch.int64), frozen, ceiling, utility)
     dtype = compute_dtype(credit)

@@ -25,6 +25,8 @@ def _implementation(backend: str, device: torch.device) -> ModuleType:
         from . import triton_backend
 
         return triton_backend
+    if backend == "cuda":
+        raise RuntimeError("backend: 'cuda' has no linear_credit, only logits_credit and allocate_weights")
     return {"reference": reference, "chunked": chunked, "cpu": cpu_backend}[backend]
 
 

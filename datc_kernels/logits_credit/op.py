@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..dispatch import choose, require_triton
+from ..dispatch import choose, require_cuda, require_triton
 from ..finalise import REWARD_STATS, STATS
 from ..logit_transform import LogitTransform, compute_dtype
 from ..reward_half import check_reward, to_token_credit
 from ..types import TokenCredit
 from ..vocabulary_parallel import Slice
-from . import chunked, cpu_backend, reference
+from . import chunked, cpu_backend, cuda_backend, reference
 from .inputs import LogitsInputs
 
 
@@ -25,7 +25,9 @@ def _implementation(backend: str, device: torch.device) -> ModuleType:
         from . import triton_backend
 
         return triton_backend
-    return {"reference": reference, "chunked": chunked, "cpu": cpu_backend}[backend]
+    if backend == "cuda":
+        require_cuda(device)
+    return {"reference": reference, "chunked": chunked, "cpu": cpu_backend, "cuda": cuda_backend}[backend]
 
 
 def logits_credit(
@@ -54,6 +56,7 @@ def logits_credit(
             column. Every argument not listed here is that of `linear_credit`.
         reward: u, [N, V] or [N, rows]; columns without one are those that have no reward row. Instead of reward_grad and
             reward_embedding.
+        backend: as there, or "cuda" (CUDA C++ where it was built; float32 results).
 
     Returns:
         TokenCredit; `logprob` is differentiable with respect to logits (the gradient is [N, V], in the logits' dtype).

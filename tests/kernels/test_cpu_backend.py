@@ -39,7 +39,7 @@ def level(request):
 def test_it_is_what_none_takes_on_a_cpu():
     assert choose(None, CPU) == choose("cpu", CPU) == "cpu"
     assert choose(None, CPU, torch.float64) == "chunked"
-    assert choose(None, CPU, torch.float64, cpu_takes_float64=True) == "cpu"
+    assert choose(None, CPU, torch.float64, compiled_takes_float64=True) == "cpu"
     assert choose(None, torch.device("cuda")) == "chunked"
     with pytest.raises(RuntimeError, match="^backend: 'cpu' cannot run here: it needs tensors on a CPU"):
         choose("cpu", torch.device("cuda"))
@@ -153,6 +153,22 @@ def test_a_backward_holds_gradients_and_a_bounded_workspace():
     peak, largest = watch(lambda: linear_credit(hidden, *case.args[1:3], backend="cpu").logprob.sum().backward())
     assert 0 < largest <= 4 * MIB
     assert peak < 8 * MIB
+
+
+@pytest.mark.parametrize("ignore", [-(2**63), 2**63 - 1])
+def test_any_integer_marks_ignored_rows(ignore):
+    """The ends of int64 too, beyond the first tile: no difference of ids and columns may overflow (`make test-sanitize`)."""
+    case = plain()
+    ids = torch.where(torch.arange(16) % 2 == 0, ignore, case.token_ids)
+    hidden, logits = case.hidden.requires_grad_(), case.logits().detach().requires_grad_()
+    with patch.object(native, "tile_shape", lambda width: (5, 64)):
+        for x, got in (
+            (hidden, linear_credit(hidden, case.weight, ids, *case.args[3:], ignore_index=ignore, backend="cpu")),
+            (logits, logits_credit(logits, ids, *case.args[3:], ignore_index=ignore, backend="cpu")),
+        ):
+            got.logprob.sum().backward()
+            assert all((value[::2] == 0).all() for value in (*fields(got).values(), x.grad))
+            assert (got.logprob[1::2] < 0).all()
 
 
 def odd_layout(x, how):
