@@ -79,7 +79,9 @@ def test_t66_no_sign_of_life_is_an_error(start: Any, deaf: bool) -> None:
     pids = engine.ask("pids")
     engine.timeout = 0.5
     began = time.monotonic()
-    with pytest.raises(RuntimeError, match=r"gave no sign of life for 0.5 s \(vllm_timeout\), asked to hang; its log is .*--resume auto"):
+    with pytest.raises(
+        RuntimeError, match=r"gave no sign of life for 0.5 s \(vllm_timeout\), asked to hang; its log is .*--resume auto"
+    ):
         engine.ask("hang", deaf=deaf)
     assert time.monotonic() - began < 8
     assert gone(pids)
