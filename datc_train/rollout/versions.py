@@ -73,6 +73,23 @@ def save_base(model: Any, folder: Path) -> None:
     base.save_pretrained(folder, state_dict=state)
 
 
+def save_whole(model: Any, folder: Path, *, untied: bool = False) -> None:
+    """Every weight. `untied`: with a head of its own where embedding and head are one, and a config that says so."""
+    if not (untied and model.config.get_text_config().tie_word_embeddings):
+        model.save_pretrained(folder)
+        return
+    head = model.get_output_embeddings().weight
+    state = {name: value.clone() if value.data_ptr() == head.data_ptr() else value for name, value in model.state_dict().items()}
+    configs = {id(config): config for config in (model.config, model.config.get_text_config())}.values()
+    try:
+        for config in configs:
+            config.tie_word_embeddings = False
+        model.save_pretrained(folder, state_dict=state)
+    finally:
+        for config in configs:
+            config.tie_word_embeddings = True
+
+
 def save_adapter(model: Any, folder: Path) -> None:
     """The active adapter in PEFT's own files, at the top of `folder`."""
     name = model.active_adapter

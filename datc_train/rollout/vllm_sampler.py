@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from datc_train.rollout.check import TOLERANCE
 from datc_train.rollout.policy_mode import sampling_mode
 from datc_train.rollout.sampler import Sampler
-from datc_train.rollout.versions import Versions, check_adapter, save_adapter, save_base
+from datc_train.rollout.versions import Versions, check_adapter, save_adapter, save_base, save_whole
 from datc_train.types import Prompt, Rollout
 from datc_train.vllm_engine.process import EngineProcess
 
@@ -119,8 +120,7 @@ class VllmSampler(Sampler):
         if served.version == version:
             return
         assert served.versions is not None, "not opened"
-        save = save_adapter if self.adapter else lambda model, to: model.save_pretrained(to)
-        path = str(served.versions.write(version, lambda to: save(self.model, to)))
+        path = str(served.versions.write(version, self._save))
         if served.engine is None:
             served.engine = self._start(
                 served.versions.root / "engine.log", timeout=self.settings.timeout, environment=self._environment()
@@ -133,7 +133,7 @@ class VllmSampler(Sampler):
         served.syncs += 1
         if self.adapter:
             served.engine.ask("use_adapter", name=f"version-{version}", number=served.syncs, path=path)
-        self._check_moves(served.engine, version)
+        self._check_serves(served.engine, version)
         served.version = version
 
     def sample(self, prompts: Sequence[Prompt], *, seed: int) -> Rollout:
@@ -199,6 +199,12 @@ class VllmSampler(Sampler):
             "detokenize": False,
         }
 
+    def _save(self, folder: Path) -> None:
+        if self.adapter:
+            save_adapter(self.model, folder)
+        else:  # on CPUs vLLM packs a tied head at its start, and its reload does not see it
+            save_whole(self.model, folder, untied=self.device.type == "cpu")
+
     def _environment(self) -> dict[str, str]:
         own = {"VLLM_NO_USAGE_STATS": "1"}
         if self.device.type != "cuda":
@@ -226,27 +232,31 @@ class VllmSampler(Sampler):
             self._served.engine.ask("sleep")
             self._served.awake = False
 
-    def _check_moves(self, engine: EngineProcess, version: int) -> None:
-        """Raises RuntimeError where the policy's log-probabilities of a text have moved and the engine's have not by a bit.
+    def _check_serves(self, engine: EngineProcess, version: int) -> None:
+        """Raises RuntimeError where the policy's log-probabilities of a text have moved and the engine's have not by a bit, and
+        in float32 where the two differ: some of the weights are of before.
 
-        What both were is kept from when the engine's last moved: small moves add up until they must show.
+        What both were is kept from when the engine's last moved: small moves add up until they must show. (In half precision
+        a text's less likely tokens differ by more than an update moves them; there the check of every rollout remains.)
         """
         ids = [token for token in self.tokenizer.encode(PROBE, add_special_tokens=False) if token < self.vocab_size][:32]
         with sampling_mode(self.model):
             logits = self.model(input_ids=torch.tensor([ids], device=self.device)).logits[0, :-1].float()
         policy = torch.log_softmax(logits, -1).gather(1, torch.tensor(ids[1:], device=self.device)[:, None])[:, 0].cpu()
         served = torch.tensor(engine.ask("read", row=ids), dtype=torch.float32)
-        before = self._served.probe
+        before, wrong = self._served.probe, None
         if before is not None and torch.equal(served, before[1]):
             moved = float((policy - before[0]).abs().mean())
             if moved > STILL[self.dtype]:
-                engine.close()
-                raise RuntimeError(
-                    f"sampler: the vLLM engine still serves the weights of before after {version} updates: the policy's "
-                    f"log-probabilities of a text moved by {moved:.3g} in the mean, the engine's by nothing"
-                )
-            return
-        self._served.probe = policy, served
+                wrong = f"the policy's log-probabilities of a text moved by {moved:.3g} in the mean, the engine's by nothing"
+        else:
+            self._served.probe = policy, served
+        apart = float((policy - served).abs().mean())
+        if wrong is None and self.dtype == torch.float32 and not apart <= TOLERANCE[self.dtype]:
+            wrong = f"its log-probabilities of a text differ from the policy's by {apart:.3g} in the mean"
+        if wrong is not None:
+            engine.close()
+            raise RuntimeError(f"sampler: the vLLM engine does not serve the weights after {version} updates: {wrong}")
 
     def _rollout(self, prompts: Sequence[Prompt], prompt_ids: tuple[tuple[int, ...], ...], groups: Any) -> Rollout:
         sizes = [len(group) for group in groups]

@@ -24,7 +24,7 @@ from datc_train import train, vllm_engine
 from datc_train.checkpoint import checkpoints
 from datc_train.config import Config, config_from
 from datc_train.rollout import VllmSampler, check_sampler
-from datc_train.rollout.versions import Versions, check_adapter, save_adapter, save_base
+from datc_train.rollout.versions import Versions, check_adapter, save_adapter, save_base, save_whole
 from datc_train.rollout.vllm_sampler import EngineSettings, _seeds
 
 NAN = float("nan")
@@ -256,6 +256,21 @@ def test_t53_the_base_is_saved_without_its_adapter(tokenizer: Any, tmp_path: Pat
     assert saved.state_dict().keys() == bare.state_dict().keys()
 
 
+@pytest.mark.parametrize("untied", [False, True])
+def test_a_whole_model_with_a_tied_head(tmp_path: Path, untied: bool) -> None:
+    from datc_train.quickstart import load_tiny_policy
+
+    model, _ = load_tiny_policy()
+    ids = torch.tensor([[1, 8, 9, 10]])
+    save_whole(model, tmp_path / "m", untied=untied)
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype=torch.float32)
+    assert torch.equal(saved(input_ids=ids).logits, model(input_ids=ids).logits)
+    assert saved.config.tie_word_embeddings is not untied
+    assert (saved.lm_head.weight.data_ptr() == saved.model.embed_tokens.weight.data_ptr()) is not untied
+    assert model.config.tie_word_embeddings is True
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
 def test_an_adapter_of_another_name_lies_at_the_top(tmp_path: Path) -> None:
     policy = get_peft_model(make_model(), LoraConfig(r=4, target_modules=["q_proj"]), adapter_name="mine")
     save_adapter(policy, tmp_path / "a")
@@ -310,11 +325,26 @@ def test_t55_weights_that_are_stale_are_found_at_the_sync(tokenizer: Any, tmp_pa
         move(model, 1e-7)  # too little to see, until it adds up
         made.sync(version)
     move(model)
-    with pytest.raises(
-        RuntimeError, match=r"^sampler: the vLLM engine still serves the weights of before after 5 updates: .* moved by"
-    ):
+    with pytest.raises(RuntimeError, match=r"^sampler: the vLLM engine does not serve the weights after 5 updates: .* moved by"):
         made.sync(5)
     assert engines[0].closed
+
+
+def test_t55_weights_some_of_which_are_stale_are_found_at_the_sync(tokenizer: Any, tmp_path: Path, engines: Any) -> None:
+    """As where a head that is the embedding keeps what it was packed from."""
+    model = make_model()
+    made = sampler(model, tokenizer, tmp_path)
+    made.sync(0)
+    real, head = engines[0].load_weights, engines[0].model.lm_head.weight.detach().clone()
+
+    def all_but_the_head(path: str) -> None:
+        real(path)
+        engines[0].model.lm_head.weight.data = head
+
+    engines[0].load_weights = all_but_the_head
+    move(model)
+    with pytest.raises(RuntimeError, match=r"does not serve the weights after 1 updates: its log-probabilities of a text differ"):
+        made.sync(1)
 
 
 def answers(*groups: Any) -> Any:
@@ -423,7 +453,7 @@ def test_an_engine_that_serves_other_weights_stops_the_run(tmp_path: Path, engin
         real(self, **what)
 
     monkeypatch.setattr(TransformersEngine, "use_adapter", once)
-    monkeypatch.setattr(VllmSampler, "_check_moves", lambda *_: None)
+    monkeypatch.setattr(VllmSampler, "_check_serves", lambda *_: None)
     config = RUN | {"run_dir": str(tmp_path / "r"), "learning_rate": 0.3}
     with pytest.raises(RuntimeError, match="the sampler's log-probabilities are not the policy's"):
         train(config)
