@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -52,6 +53,7 @@ class EngineProcess:
             )
         theirs.close()
         self._asked: str | None = None
+        self._log_size = 0
         self._end = weakref.finalize(self, _end, self._process)  # at the interpreter's exit at the latest
 
     @property
@@ -68,7 +70,7 @@ class EngineProcess:
         if not self._end.alive:
             raise RuntimeError("sampler: the vLLM engine has ended; the run goes on by --resume auto")
         assert self._asked is None, "a question was left without its answer"
-        self._asked = what
+        self._asked, self._log_size = what, self.log.stat().st_size
         try:
             self._pipe.send((what, arguments))
             answer = self._answer(what)
@@ -117,14 +119,18 @@ class EngineProcess:
     def _failure(self, what: str, how: str) -> RuntimeError:
         self._end()
         return RuntimeError(
-            f"sampler: the vLLM engine {how}, asked to {what.replace('_', ' ')}{self._last_words()}; its log is {self.log}; "
+            f"sampler: the vLLM engine {how}, asked to {what.replace('_', ' ')}{self._cause(how)}; its log is {self.log}; "
             "the run goes on from its last checkpoint by --resume auto"
         )
 
-    def _last_words(self) -> str:
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-200:]
-        errors = [line.strip() for line in lines if "Error: " in line]
-        return f" ({errors[-1][-300:]})" if errors else ""
+    def _cause(self, how: str) -> str:
+        """The first error in what the log has gained since the question; those behind it tell of its consequences."""
+        with self.log.open("rb") as file:
+            file.seek(self._log_size)
+            lines = file.read().decode("utf-8", errors="replace").splitlines()
+        found = (line.strip() for line in lines if re.search(r"\w(Error|Exception): ", line) and "WARNING" not in line)
+        first = next((line for line in found if line not in how), None)
+        return "" if first is None else f" ({first[-400:]})"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
