@@ -156,6 +156,23 @@ def test_stops_are_ours_alone(served: VllmSampler) -> None:
     assert other.sample(user("hello"), seed=5).lengths.tolist() == [24] * 4
 
 
+def test_both_of_vllms_model_runners_take_the_processor() -> None:
+    """The second one needs a GPU; its own loader takes the class."""
+    from types import SimpleNamespace
+
+    from vllm.v1.sample.logits_processor import LogitsProcessor as First
+    from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as Second
+
+    from datc_train.vllm_engine.support import KEY, Support
+
+    assert issubclass(Support, First)
+    assert issubclass(Support, Second)
+    for arguments in ((torch.device("cpu"), False), (object(),)):  # as each runner makes it, and calls it
+        made = Support(SimpleNamespace(additional_config={KEY: 3}), *arguments)
+        logits = made.apply(torch.zeros(2, 5), *arguments[1:])
+        assert logits.isinf().tolist() == [[False] * 3 + [True] * 2] * 2
+
+
 # ---------------------------------------------------------------- updates
 
 
@@ -297,8 +314,9 @@ def test_a_run_of_three_steps(straight: Path) -> None:
     assert [path.name for path in (straight / "engine").iterdir()] == ["engine.log"]
 
 
-def test_sigkill_in_the_middle_and_a_resume(tmp_path: Path, straight: Path, one_process: None) -> None:
-    """T33, T60: nothing of the engine outlives a trainer that had no time to say so, and the run ends as the other one."""
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_t33_t60_stopped_in_the_middle_and_a_resume(tmp_path: Path, straight: Path, one_process: None, number: int) -> None:
+    """Nothing of the engine outlives a trainer, had it time to say so or not, and the run ends as the one that never stopped."""
     run = tmp_path / "r"
     words = [w for k, v in RUN.items() for w in (f"--{k}", json.dumps(v) if isinstance(v, dict) else str(v))]
     command = [sys.executable, "-m", "datc_train", "train", "--config", "tiny", *words, "--run_dir", str(run)]
@@ -306,9 +324,9 @@ def test_sigkill_in_the_middle_and_a_resume(tmp_path: Path, straight: Path, one_
         while trainer.poll() is None and not (run / "checkpoints" / "000001").is_dir():
             time.sleep(0.01)
         pids = children(run)
-        trainer.kill()
+        trainer.send_signal(number)
         _, error = trainer.communicate()
-    assert trainer.returncode == -signal.SIGKILL, error
+    assert trainer.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL), error
     assert pids
     assert gone(pids)
     done = int(checkpoints(run)[-1].name)
