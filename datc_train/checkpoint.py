@@ -6,15 +6,18 @@ checkpoints/<step, six digits>/    PEFT's or transformers' own files, the tokeni
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from peft import load_peft_weights, set_peft_model_state_dict
+from safetensors import SafetensorError
 from torch import Tensor
 
 STATE = "trainer_state.pt"
@@ -74,16 +77,19 @@ def prune(run: Path, keep: int | None, also: Collection[int | None]) -> None:
 def restore(path: Path, model: Any, optimizer: Any, schedule: Any) -> None:
     """Put a checkpoint's weights, optimizer, schedule and random states in place, bit for bit.
 
-    Raises ValueError for a checkpoint that does not fit the model.
+    Raises ValueError for a checkpoint that cannot be read or does not fit the model.
     """
-    state = torch.load(path / STATE, map_location="cpu", weights_only=True)
+    adapter = hasattr(model, "peft_config")
+    with readable(path):
+        state = torch.load(path / STATE, map_location="cpu", weights_only=True)
+        weights = load_peft_weights(str(path), device="cpu") if adapter else None
+        saved = None if adapter else type(model).from_pretrained(path, dtype=model.dtype)
     try:
-        if hasattr(model, "peft_config"):
-            result = set_peft_model_state_dict(model, load_peft_weights(str(path), device="cpu"))
+        if weights is not None:
+            result = set_peft_model_state_dict(model, weights)
             if result.unexpected_keys:
                 raise ValueError(f"unexpected {result.unexpected_keys[0]}")
-        else:
-            saved = type(model).from_pretrained(path, dtype=model.dtype)
+        elif saved is not None:
             model.load_state_dict(saved.state_dict())
         optimizer.load_state_dict(state["optimizer"])
     except (ValueError, RuntimeError, KeyError) as error:
@@ -92,10 +98,23 @@ def restore(path: Path, model: Any, optimizer: Any, schedule: Any) -> None:
     set_random_state(state["random"])
 
 
-def check_room(run: Path, parameters: Collection[Tensor], keep: int | None) -> None:
+@contextmanager
+def readable(checkpoint: Path) -> Iterator[None]:
+    """ValueError that names the checkpoint, and those before it, where a file of it is damaged."""
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, KeyError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
+        others = [str(path) for path in checkpoints(checkpoint.parent.parent) if path != checkpoint]
+        hint = f"without it the run goes on from {others[-1]}" if others else "the run has no other"
+        raise ValueError(f"checkpoint: {checkpoint} cannot be read ({error}); {hint}") from error
+
+
+def check_room(run: str | Path | None, parameters: Collection[Tensor], keep: int | None) -> None:
     """Raises OSError where the disk has no room for the checkpoints that will be kept: weights and two moments each."""
     one = 3 * sum(p.numel() * p.element_size() for p in parameters) + 16 * 2**20
-    needed, free = one * ((keep or 1) + 2), shutil.disk_usage(run).free
+    run = Path("runs" if run is None else run)
+    there = next((folder for folder in (run, *run.absolute().parents) if folder.is_dir()), Path("/"))
+    needed, free = one * ((keep or 1) + 2), shutil.disk_usage(there).free
     if free < needed:
         raise OSError(f"run_dir: expected {needed / 2**30:.2f} GiB of free disk for checkpoints in {run}, got {free / 2**30:.2f}")
 

@@ -77,7 +77,8 @@ def main(argv: list[str] | None = None) -> None:
     try:
         _run([word for word in argv if word != "--debug"])
     except KeyboardInterrupt as stop:
-        print(f"datc: {stop or 'stopped'}", file=sys.stderr)
+        words = str(stop) or "stopped at once; --resume auto goes on from the run's last checkpoint, where there is one"
+        print(f"datc: {words}", file=sys.stderr)
         sys.exit(128 + getattr(stop, "signal", 2))
     except ArgumentError as error:
         _fail(error, debug, plain(str(error), next((word for word in argv if word in COMMANDS), "")))

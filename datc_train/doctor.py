@@ -191,12 +191,14 @@ def _outline(name: str, key: str) -> tuple[Any, Any]:
 
 
 def _policy(report: Report, config: Config, model: Any, tokenizer: Any, prompts: list[Prompt]) -> None:
-    from datc_train.rollout.encode import encode_prompts, stop_token_ids, support_size
+    from datc_train.rollout.encode import encode_prompts, stop_token_ids
 
     settings = model.config.get_text_config()
     report.add("policy", _described(model))
-    support, columns = support_size(model, tokenizer), settings.vocab_size
-    report.add("tokenizer", f"{support} ids for {columns} columns; columns beyond the ids are never sampled")
+    known, columns = max(tokenizer.get_vocab().values()) + 1, settings.vocab_size
+    report.add("tokenizer", f"{known} ids for {columns} columns; columns beyond the ids are never sampled")
+    if known > columns:
+        report.add("tokenizer", f"ids from {columns} on have no embedding: a prompt that holds one cannot be read", "note")
     stops = stop_token_ids(model, tokenizer)
     named = ", ".join(f"{i} {tokenizer.convert_ids_to_tokens(i)!r}" for i in stops)
     report.add("stop ids", named or "none found", "ok" if stops else "wrong")
@@ -208,6 +210,8 @@ def _policy(report: Report, config: Config, model: Any, tokenizer: Any, prompts:
             max_prompt_tokens=config.max_prompt_tokens,
             chat_template_kwargs=config.chat_template_kwargs,
         )
+        if max(map(max, rows)) >= columns:
+            report.add("prompts", f"hold the id {max(map(max, rows))}, which has no embedding", "wrong")
         longest, context = max(map(len, rows)), getattr(settings, "max_position_embeddings", None)
         fits = context is None or longest + config.max_new_tokens <= context
         text = f"longest prompt {longest} tokens + max_new_tokens {config.max_new_tokens} in a context of {context}"

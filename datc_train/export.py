@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from peft import PeftModel
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from datc_train.checkpoint import checkpoints
+from datc_train.checkpoint import checkpoints, readable
 from datc_train.config import Config, config_from
 from datc_train.evaluate import best_step
 from datc_train.models import load_base
-from datc_train.run_folder import read_lines
+from datc_train.run_folder import read_lines, saved_config
 
 _PROBE = "The quick brown fox jumps over the lazy dog. 1, 2, 3: naïve café 😀"
 
@@ -44,15 +43,18 @@ def export(run: Path, out: Path | None = None, which: str = "last") -> tuple[Pat
     if out.exists():
         raise FileExistsError(f"out: {out} exists; choose another folder")
     dtype = getattr(torch, config.dtype)
-    tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint)
+    with readable(checkpoint):
+        tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint)
     if (checkpoint / "adapter_config.json").is_file():
         base = load_base(config, torch.float32)
-        trained: Any = PeftModel.from_pretrained(base, str(checkpoint)).eval()
+        with readable(checkpoint):
+            trained: Any = PeftModel.from_pretrained(base, str(checkpoint)).eval()
         ids = torch.tensor([tokenizer.encode(_PROBE)])
         before = _logprobs(trained, ids)
         merged = trained.merge_and_unload(safe_merge=True)
     else:
-        merged = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+        with readable(checkpoint):
+            merged = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
         ids = torch.tensor([tokenizer.encode(_PROBE)])
         before = _logprobs(merged, ids)
     temporary = out.with_name(out.name + ".tmp")
@@ -78,7 +80,7 @@ def _config_of(run: Path) -> Config:
     file = run / "config.yaml"
     if not file.is_file():
         raise ValueError(f"run: expected a run's folder with config.yaml, got {run}")
-    return config_from(yaml.safe_load(file.read_text(encoding="utf-8")))
+    return config_from(saved_config(run))
 
 
 def _checkpoint(run: Path, which: str) -> Path:

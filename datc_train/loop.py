@@ -84,24 +84,25 @@ def train(
     if isinstance(reward, RewardModel):
         check_same_vocabulary(actor.tokenizer, reward.policy_tokenizer)
     if reward is None:
-        reward_device = device if config.reward_device is None else resolve_device(config.reward_device)
+        reward_device = device if config.reward_device is None else resolve_device(config.reward_device, "reward_device")
         reward = load_reward(config, reward_device, actor.tokenizer)
         check_reward(reward, config.method)
     with closing(make_sampler(config, actor, base)) as sampler:
-        return _run(config, actor, sampler, reward, train_prompts, eval_prompts)
+        sampler.encode([*train_prompts, *eval_prompts])  # what cannot be sampled is found before the run's folder exists
+        check_room(config.run_dir, actor.trainable, config.keep)
+        with closing(RunFolder(config)) as folder:
+            return _run(config, folder, actor, sampler, reward, train_prompts, eval_prompts)
 
 
 def _run(
     config: Config,
+    folder: RunFolder,
     actor: Policy,
     sampler: Sampler,
     reward: RewardModel | RewardFunction,
     train_prompts: list[Prompt],
     eval_prompts: list[Prompt],
 ) -> Path:
-    sampler.encode([*train_prompts, *eval_prompts])  # what cannot be sampled is found before the run's folder exists
-    folder = RunFolder(config)
-    check_room(folder.path, actor.trainable, config.keep)
     optimizer = make_optimizer(actor.trainable, config)
     schedule = make_schedule(optimizer, config, folder.schedule_steps)
     done, checkpoint = _go_on(folder, actor, optimizer, schedule)
@@ -129,6 +130,9 @@ def _run(
     with StepProgress(config.steps, config.method, done) as progress, StopRequest(progress.stopping) as stop:
         if done:
             progress.say(f"Going on after step {done} of {folder.path}")
+            missing = sorted(set(range(1, done + 1)) - {line["step"] for line in history})
+            if missing:
+                progress.say(f"metrics.jsonl has no line for {len(missing)} of these steps, the first of them {missing[0]}")
         else:
             evaluate_at(0)
         sigma0 = None

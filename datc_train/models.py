@@ -19,16 +19,16 @@ from datc_train.reward import RewardModel
 REWARDS = ("quickstart", "tiny", "untrained-half", "untrained-full")  # names that are no folder and no hub name
 
 
-def resolve_device(name: str) -> torch.device:
-    """ "auto" is a GPU where there is one. Raises ValueError for a device that is not here."""
+def resolve_device(name: str, key: str = "device") -> torch.device:
+    """ "auto" is a GPU where there is one. Raises ValueError, beginning with the key, for a device that is not here."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ValueError(f"device: expected auto, cpu, cuda or cuda:<index>, got {name!r}") from error
+        raise ValueError(f"{key}: expected auto, cpu, cuda or cuda:<index>, got {name!r}") from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device: {name!r} asked for, but torch sees no GPU here (torch {torch.__version__})")
+        raise ValueError(f"{key}: {name!r} asked for, but torch sees no GPU here (torch {torch.__version__})")
     return device
 
 
@@ -53,7 +53,10 @@ def load_policy(
         settings = LoraConfig(r=config.lora.r, lora_alpha=config.lora.alpha, lora_dropout=0.0, target_modules=targets)
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(config.seed)
-            model = get_peft_model(model, settings)
+            try:
+                model = get_peft_model(model, settings)
+            except ValueError as error:
+                raise ValueError(f"lora.target_modules: {targets!r} does not fit this policy: {error}") from error
         starts_at_base = True
     elif config.lora is None and not hasattr(model, "peft_config"):
         model.requires_grad_(True)

@@ -7,16 +7,18 @@ import os
 import time
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
+from datc_train.checkpoint import checkpoints
 from datc_train.config import Config
 
 # What may differ when a run goes on: where it ends, where it lies, who watches, and what the engine is given.
 ENGINE_KEYS = frozenset(field.name for field in fields(Config) if field.name.startswith("vllm_"))
 FREE_KEYS = frozenset({"run_dir", "resume", "steps", "trackers", "report"}) | ENGINE_KEYS
 LOGS = ("metrics.jsonl", "samples.jsonl", "eval.jsonl")
+LOCK = ".lock"  # held by the process that writes the run; the system lets go of it when that ends, however it ends
 
 
 def check_run_dir(config: Config) -> None:
@@ -25,6 +27,10 @@ def check_run_dir(config: Config) -> None:
     Raises FileExistsError for a `run_dir` that exists, without `resume`; ValueError for one that `resume` cannot go on with:
     no run's folder, or a run of another config (every key that differs is named).
     """
+    if config.run_dir is not None and not config.run_dir.strip():
+        raise ValueError(f"run_dir: expected a folder's name or null, got {config.run_dir!r}")
+    if config.run_dir is not None and Path(config.run_dir).is_file():
+        raise FileExistsError(f"run_dir: expected a folder, got the file {config.run_dir}")
     if config.resume is None:
         if config.run_dir is not None and Path(config.run_dir).exists():
             raise FileExistsError(
@@ -38,8 +44,10 @@ def check_run_dir(config: Config) -> None:
         return
     if not (path / "config.yaml").is_file():
         raise ValueError(f"resume: expected a run's folder with config.yaml, got {path}")
+    if not checkpoints(path):  # it begins again, with whatever config
+        return
     # A run of an older version knows nothing of newer keys, which it ran without: at their defaults.
-    saved = Config().to_dict() | yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
+    saved = Config().to_dict() | saved_config(path)
     now = _resolved(config, path)
     if config.schedule_steps is None:
         now["schedule_steps"] = saved.get("schedule_steps")
@@ -49,31 +57,60 @@ def check_run_dir(config: Config) -> None:
         raise ValueError(f"resume: only {', '.join(sorted(FREE_KEYS))} may differ from {path}, got {changes}")
 
 
-class RunFolder:
-    """Makes the folder, or takes that of the run to go on with; otherwise a run never writes into another's.
+def saved_config(run: Path) -> dict[str, Any]:
+    """What `run/config.yaml` holds. Raises ValueError where that is not a run's config."""
+    try:
+        found = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{run / 'config.yaml'}: expected the keys of a run, got no YAML: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{run / 'config.yaml'}: expected the keys of a run, got {found!r:.60}")
+    return found
 
-    Raises as `check_run_dir`; OSError where it cannot be written.
+
+class RunFolder:
+    """Makes the folder, or takes that of the run to go on with; otherwise a run never writes into another's, nor two processes
+    into one, until `close`.
+
+    Raises as `check_run_dir`; BlockingIOError for a folder that another process writes; OSError where it cannot be written.
     """
 
     def __init__(self, config: Config) -> None:
         check_run_dir(config)
-        if config.run_dir is None:
-            self.path = _new_folder(Path("runs"), f"{time.strftime('%Y%m%d-%H%M%S')}-{config.method}")
-        else:
-            self.path = Path(config.run_dir)
-            self.path.mkdir(parents=True, exist_ok=config.resume is not None)
+        try:
+            if config.run_dir is None:
+                self.path = _new_folder(Path("runs"), f"{time.strftime('%Y%m%d-%H%M%S')}-{config.method}")
+            else:
+                self.path = Path(config.run_dir)
+                self.path.mkdir(parents=True, exist_ok=config.resume is not None)
+            self._lock = _locked(self.path)
+        except (FileExistsError, BlockingIOError):
+            raise
+        except OSError as error:
+            raise OSError(f"run_dir: {config.run_dir or 'runs'} cannot be written: {error.strerror}") from error
         resolved = _resolved(config, self.path)
-        if (self.path / "config.yaml").is_file():
-            before = yaml.safe_load((self.path / "config.yaml").read_text(encoding="utf-8"))
-            resolved["schedule_steps"] = before["schedule_steps"]
+        if checkpoints(self.path):
+            resolved["schedule_steps"] = saved_config(self.path)["schedule_steps"]
+        else:
+            (self.path / "sigma0.json").unlink(missing_ok=True)
         self.schedule_steps: int = resolved["schedule_steps"]
         _write(self.path / "config.yaml", yaml.safe_dump(resolved, sort_keys=False))
+
+    def close(self) -> None:
+        """Let other processes write here."""
+        self._lock.close()
 
     def append(self, name: str, lines: list[dict[str, Any]]) -> None:
         """Append to a file of JSON lines; a NaN is a fault, not a value."""
         text = "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines)
-        with (self.path / name).open("a", encoding="utf-8") as file:
-            file.write(text)
+        try:
+            with (self.path / name).open("a", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            raise OSError(
+                f"{self.path / name} could not be written ({error.strerror}); once there is room, --resume auto goes on from the "
+                "last checkpoint"
+            ) from error
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         return read_lines(self.path / name)
@@ -102,7 +139,30 @@ def _resolved(config: Config, path: Path) -> dict[str, Any]:
 
 def _is_fresh(path: Path) -> bool:
     """A folder that holds nothing, or only what a start leaves that was killed before it wrote its config."""
-    return path.is_dir() and all(entry.name == "config.yaml.tmp" for entry in path.iterdir())
+    return path.is_dir() and all(entry.name in ("config.yaml.tmp", LOCK) for entry in path.iterdir())
+
+
+def _locked(path: Path) -> IO[str]:
+    file = (path / LOCK).open("a+", encoding="utf-8")
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        return file
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.seek(0)
+        who = file.read().strip()
+        file.close()
+        raise BlockingIOError(
+            f"run_dir: {path} is being written by process {who or 'unknown'}; wait for it, or stop it"
+        ) from error
+    except OSError:  # a file system without locks
+        return file
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file
 
 
 def _step(line: str) -> float:

@@ -90,8 +90,20 @@ class Sampler(ABC):
             max_prompt_tokens=self.max_prompt_tokens,
             chat_template_kwargs=self.chat_template_kwargs,
         )
+        embedded = self.model.get_input_embeddings().weight.shape[0]
+        for index, row in enumerate(rows):
+            if max(row) >= embedded:
+                raise ValueError(
+                    f"policy: expected ids below {embedded} (its embedding's rows) from its tokenizer, got {max(row)} in prompt "
+                    f"{index} ({prompts[index].messages[-1]['content'][:60]!r}); is this the policy's tokenizer?"
+                )
         context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         longest = max(range(len(rows)), key=lambda index: len(rows[index]), default=None)
+        if context is not None and longest is not None and len(rows[longest]) >= context:
+            raise ValueError(
+                f"prompts: expected fewer than {context} tokens (the policy's context), got {len(rows[longest])} in prompt "
+                f"{longest} ({prompts[longest].messages[-1]['content'][:60]!r})"
+            )
         if context is not None and longest is not None and len(rows[longest]) + self.max_new_tokens > context:
             raise ValueError(
                 f"max_new_tokens: expected at most {context - len(rows[longest])} beside the longest prompt's "

@@ -262,7 +262,7 @@ def test_a_gradient_that_is_not_finite_names_step_and_prompts(tmp_path: Path) ->
 
 def test_a_sampler_that_is_not_the_policy_is_found(tmp_path: Path) -> None:
     """T48, T55: log-probabilities of the first rollout are held against the policy's own."""
-    import datc_train.loop as module
+    import datc_train.rollout.make as module
     from datc_train.rollout import TransformersSampler
 
     class Colder(TransformersSampler):
