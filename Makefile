@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt
 export GOMP_SPINCOUNT := 20000
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: install train test test-all test-sanitize lint bench compare format clean
+.PHONY: install train test test-all test-sanitize test-trl lint bench compare format clean
 
 install: $(VENV)/.extension
 
@@ -37,6 +37,15 @@ test: lint
 
 test-all: lint test-sanitize
 	$(BIN)/python -m pytest -n 2
+	$(MAKE) test-trl
+
+# Older versions of TRL, over the one that is installed; it is pure Python. The oldest is the lower bound in pyproject.toml.
+TRL_VERSIONS := 1.8.0 1.12.0
+test-trl: install
+	for version in $(TRL_VERSIONS); do \
+	  $(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/trl/$$version trl==$$version && \
+	  PYTHONPATH=$(VENV)/trl/$$version $(BIN)/python -m pytest -n 2 tests/train/test_trl.py tests/train/test_trl_processes.py || exit 1; \
+	done
 
 # The C++ ops with AddressSanitizer and UndefinedBehaviorSanitizer, in a copy of the package of its own, and what runs them. Leaks
 # are not looked for: what Python and PyTorch hold until they end would be all of them.

@@ -15,7 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from datc_kernels import triton_fold, triton_gradient, triton_operands
+from datc_kernels import triton_fold, triton_gradient, triton_operands, triton_rows
 from datc_kernels.allocate_weights import triton_backend as allocate_backend
 from datc_kernels.finalise import Support
 from datc_kernels.linear_credit import triton_backend as linear_backend
@@ -26,7 +26,7 @@ from datc_kernels.logits_credit.inputs import LogitsInputs
 
 _KERNELS = (
     (linear_backend, "linear_credit_kernel"),
-    (logits_backend, "logits_credit_kernel"),
+    (triton_rows, "logits_credit_kernel"),
     (allocate_backend, "allocate_kernel"),
     (triton_fold, "merge_partials_kernel"),
     (triton_gradient, "logit_gradient_kernel"),

@@ -67,6 +67,13 @@ def require_cuda(device: torch.device, dtype: torch.dtype = torch.float32) -> No
         raise _cannot_run("cuda", reason)
 
 
+def row_kernel_runs(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether `chunked` puts the Triton row kernel between its products: on GPUs that have it, for results in float32."""
+    if device.type != "cuda" or dtype == torch.float64 or _why_no_triton() is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= _OLDEST_GPU
+
+
 def _cannot_run(backend: str, reason: str) -> RuntimeError:
     return RuntimeError(f"backend: {backend!r} cannot run here: {reason}; reference and chunked run everywhere")
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .anchored_state import empty_state, merge, tile_state_
 from .finalise import REWARD_SUMS, SUMS, Fold, Support
+from .logit_transform import LogitTransform
 from .products import blocks
 
 Tile = Callable[[int, int], Tensor]  # (lo, hi) -> columns lo to hi of every row, [n, hi - lo], to be overwritten
@@ -50,9 +51,10 @@ def fold_columns(logit_tile: Tile, reward_tile: Tile | None, token_ids: Tensor, 
 
 
 def fold_rows(
-    tiles: Callable[[int, int], tuple[Tile, Tile | None]],  # (start, stop) -> the tiles of those rows
+    tiles: Callable[[int, int], tuple[Tile, Tile | None]],  # (start, stop) -> the tiles of those rows, as the head gives them
     token_ids: Tensor,
     support: Support,
+    transform: LogitTransform,
     *,
     reward: bool,
     dtype: torch.dtype,
@@ -62,5 +64,11 @@ def fold_rows(
     n = len(token_ids)
     sums = torch.empty(len(SUMS) + len(REWARD_SUMS) * reward, n, dtype=dtype, device=token_ids.device)
     for start, stop in blocks(n, tile[0]):
-        sums[:, start:stop] = fold_columns(*tiles(start, stop), token_ids[start:stop], support, chunk=tile[1]).sums()
+        raw, rewards = tiles(start, stop)
+        here, ids = transform.rows(start, stop), token_ids[start:stop]
+        sums[:, start:stop] = fold_columns(_logits(raw, here), rewards, ids, support, chunk=tile[1]).sums()
     return sums
+
+
+def _logits(raw: Tile, transform: LogitTransform) -> Tile:
+    return lambda lo, hi: transform.apply_(raw(lo, hi))

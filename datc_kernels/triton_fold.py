@@ -23,11 +23,13 @@ _MERGE_ROWS = 32
 Launch = Callable[[Segment, int, int, Tensor, Tensor, Tensor], None]
 
 
-def fold_segments(n: int, device: torch.device, segments: list[Segment], *, reward: bool, launch: Launch) -> Tensor:
+def fold_segments(
+    n: int, device: torch.device, segments: list[Segment], *, reward: bool, launch: Launch, most_rows: int = _MAX_ROWS
+) -> Tensor:
     """`sums` [5 or 14, n], block of rows after block of rows."""
     sums = torch.empty(len(SUMS) + len(REWARD_SUMS) * reward, n, dtype=torch.float32, device=device)
     numbers = sum(s.slots * s.fields for s in segments)
-    step = min(_MAX_ROWS, max(128, _PARTIALS // numbers // 128 * 128))
+    step = min(_MAX_ROWS, most_rows, max(128, _PARTIALS // numbers // 128 * 128))
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # Triton launches on the current one
         for start, stop in blocks(n, step):
             sums[:, start:stop] = _fold_rows(start, stop, device, segments, reward, launch)

@@ -9,15 +9,21 @@ import torch
 from torch import Tensor
 
 from ..anchored_state import AnchoredState
+from ..dispatch import row_kernel_runs
 from ..finalise import Fold
 from ..fold import Tile, fold_columns
+from ..logit_transform import LogitTransform
 from ..products import blocks, product_tile, tile_shape
 from .inputs import CandidateInputs
 from .picks import Picks, TopPicks
 
 
-def forward(x: CandidateInputs) -> tuple[Tensor, Tensor]:
-    """Ids [N, k] and values [1 or 2, N, k], as `reference.forward` gives them."""
+def forward(x: CandidateInputs, *, by_kernel: bool | None = None) -> tuple[Tensor, Tensor]:
+    """Ids [N, k] and values [1 or 2, N, k], as `reference.forward` gives them.
+
+    `by_kernel`: the sums of a tile come from the Triton row kernel; None: where there is one.
+    """
+    by_kernel = row_kernel_runs(x.hidden.device, x.dtype) if by_kernel is None else by_kernel
     n, device = x.hidden.shape[0], x.hidden.device
     shape = tile_shape(device)
     k = x.top_k if x.candidate_ids is None else x.candidate_ids.shape[1]
@@ -25,11 +31,11 @@ def forward(x: CandidateInputs) -> tuple[Tensor, Tensor]:
     values = torch.empty(1 if x.reward_grad is None else 2, n, k, dtype=x.dtype, device=device)
     space = torch.empty(2, min(shape[0], n) * shape[1], dtype=x.dtype, device=device)
     for start, stop in blocks(n, shape[0]):
-        ids[start:stop], values[:, start:stop] = _block(x, slice(start, stop), space, shape[1])
+        ids[start:stop], values[:, start:stop] = _block(x, slice(start, stop), space, shape[1], by_kernel)
     return ids, values
 
 
-def _block(x: CandidateInputs, rows: slice, space: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+def _block(x: CandidateInputs, rows: slice, space: Tensor, chunk: int, by_kernel: bool) -> tuple[Tensor, Tensor]:
     count = rows.stop - rows.start
     picks: Picks = TopPicks(count, x.top_k, x.dtype, x.hidden.device)
     if x.candidate_ids is not None:
@@ -55,7 +61,17 @@ def _block(x: CandidateInputs, rows: slice, space: Tensor, chunk: int) -> tuple[
         reward_tile = picked_reward
 
     nobody = torch.zeros(count, dtype=torch.int64, device=x.hidden.device)  # no column is the sampled one here
-    fold = fold_columns(logit_tile, reward_tile, nobody, x.support, chunk)
+    if by_kernel:
+        from ..triton_rows import fold_tiles
+
+        def tiles(start: int, stop: int) -> tuple[Tile, Tile | None]:
+            assert (start, stop) == (0, count)  # one block of rows: the picks are of all of them
+            return logit_tile, reward_tile
+
+        sums = fold_tiles(tiles, nobody, x.support, LogitTransform(), reward=reward_tile is not None, tile=(count, chunk))
+        fold = Fold.of(sums)
+    else:
+        fold = fold_columns(logit_tile, reward_tile, nobody, x.support, chunk)
     return picks.ids, candidate_values(fold, picks, x.support.rewarded_columns)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,18 @@ from ..types import Candidates
 from . import chunked, cpu_backend, reference
 from .inputs import CandidateInputs
 
-_BACKENDS = {"reference": reference, "chunked": chunked, "cpu": cpu_backend}
+_BACKENDS = ("reference", "chunked", "cpu", "triton")
+
+
+def _implementation(backend: str) -> ModuleType:
+    """The module that runs a backend; Triton is imported only where it runs."""
+    if backend == "triton":
+        from . import triton_backend
+
+        return triton_backend
+    return {"reference": reference, "chunked": chunked, "cpu": cpu_backend}[backend]
+
+
 _NO_ID = -100  # never an id of a candidate
 
 
@@ -54,7 +67,8 @@ def candidate_advantages(
         temperature: a number, or a tensor [N].
         softcap: soft-cap of the logits (Gemma), before the temperature. logit_scale: factor on the raw logits (Cohere, Granite).
         vocab_size: columns of the support; padded columns beyond it do not exist. None: all of them.
-        backend: None, "reference", "chunked" or "cpu" (C++; float32 results).
+        backend: None, "reference", "chunked", "cpu" (C++; float32 results) or "triton" (the library's products with the row
+            kernel between; float32 results).
 
     Returns:
         Candidates: token_ids [N, k] int64, and probability (over the whole support) and advantage [N, k] in float32 (float64
@@ -175,7 +189,7 @@ def _op(
         count,
     )
     with torch.autocast(hidden.device.type, enabled=False):
-        ids, values = _BACKENDS[backend].forward(inputs)
+        ids, values = _implementation(backend).forward(inputs)
     if candidate_ids is not None and outside is not None:
         return candidate_ids.to(torch.int64, copy=True), values.masked_fill(outside, torch.nan)
     return ids.contiguous(), values

@@ -1,5 +1,7 @@
 """Products of the platform's matrix library over tiles of bounded size, with a row update after each. Any device, exact.
 
+On GPUs with Triton the row update is the row kernel of `logits_credit`, elsewhere plain PyTorch.
+
 Extra memory: a few tiles of `products.tile_shape`, [N] states and, in the backward, the gradients themselves in float32
 ([N, D], and one slice of [V, D] at a time); never [N, V].
 """
@@ -11,6 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..dispatch import row_kernel_runs
 from ..fold import Tile, fold_rows
 from ..logit_transform import LogitTransform
 from ..products import blocks, operand, product, product_tile, tile_shape
@@ -24,18 +27,21 @@ def forward(x: LinearInputs) -> Tensor:
     space = torch.empty(2, min(shape[0], x.hidden.shape[0]) * shape[1], dtype=x.dtype, device=x.hidden.device)
 
     def tiles(start: int, stop: int) -> tuple[Tile, Tile | None]:
-        raw = product_tile(x.hidden[start:stop], x.weight, space[0])
-        transform = x.transform.rows(start, stop)
+        product = product_tile(x.hidden[start:stop], x.weight, space[0])
         reward = None
         if x.reward_grad is not None and x.reward_embedding is not None:
             reward = product_tile(x.reward_grad[start:stop], x.reward_embedding, space[1])
-        return lambda lo, hi: _to_logits(raw(lo, hi), x.bias, transform, lo, hi), reward
+        return lambda lo, hi: _with_bias(product(lo, hi), x.bias, lo, hi), reward
 
-    return fold_rows(tiles, x.token_ids, x.support, reward=x.reward_grad is not None, dtype=x.dtype, tile=shape)
+    if row_kernel_runs(x.hidden.device, x.dtype):
+        from ..triton_rows import fold_tiles
+
+        return fold_tiles(tiles, x.token_ids, x.support, x.transform, reward=x.has_reward, tile=shape)
+    return fold_rows(tiles, x.token_ids, x.support, x.transform, reward=x.has_reward, dtype=x.dtype, tile=shape)
 
 
-def _to_logits(raw: Tensor, bias: Tensor | None, transform: LogitTransform, lo: int, hi: int) -> Tensor:
-    return transform.apply_(raw if bias is None else raw.add_(bias[lo:hi].to(raw.dtype)))
+def _with_bias(raw: Tensor, bias: Tensor | None, lo: int, hi: int) -> Tensor:
+    return raw if bias is None else raw.add_(bias[lo:hi].to(raw.dtype))
 
 
 def tile_gradient(
@@ -62,13 +68,19 @@ def backward(
     logprob: Tensor,
     stats: Tensor,
     needs: tuple[bool, bool, bool],
-    gradient_of: Callable[..., Tensor] = tile_gradient,
+    gradient_of: Callable[..., Tensor] | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of hidden, in the compute dtype, weight and bias; probabilities are computed again, tile by tile.
 
     Sums run over tiles in a fixed order in the compute dtype. `gradient_of` is what happens to a tile between
-    its products.
+    its products; None: the kernel where there is one, else `tile_gradient`.
     """
+    if gradient_of is None:
+        gradient_of = tile_gradient
+        if row_kernel_runs(x.hidden.device, x.dtype):
+            from ..triton_gradient import logit_gradient
+
+            gradient_of = logit_gradient
     (n, width), dtype, device = x.hidden.shape, x.dtype, x.hidden.device
     rows, columns = tile_shape(device)
     incoming = grad_logprob.to(dtype)

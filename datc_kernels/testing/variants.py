@@ -15,7 +15,7 @@ from ..logits_credit import chunked as logits_chunked
 
 VARIANTS = ("reference", "chunked", "chunked in small tiles")
 CPU_VARIANTS = ("cpu", "cpu in portable code", "cpu in small tiles")  # of the C++ extension: float32 results
-TRITON_VARIANTS = ("triton", "triton by pointers", "triton in small tiles", "triton in large tiles")
+TRITON_VARIANTS = ("triton", "triton by pointers", "triton in small tiles", "triton in large tiles", "chunked by the row kernel")
 SMALL_TILE = (5, 64)
 
 

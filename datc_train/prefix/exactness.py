@@ -17,7 +17,7 @@ from datc_train.prefix.past import backbone_hidden, cache_argument, read_prefixe
 # Layers that keep past keys and values as they are. What compresses, quantises or sums up its past is not taken apart.
 _PLAIN = (DynamicLayer, DynamicSlidingWindowLayer)
 _READS_ON: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-_PROBED = 24  # tokens
+_PROBED, _ENOUGH = 24, 8  # tokens
 # Relative difference of hidden states. Rounding stays well below; keys and values that a token should not have seen, or
 # should have and did not, change them by about their own size.
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
@@ -27,13 +27,17 @@ def why_not_shared(backbone: nn.Module, ids: Sequence[int], device: torch.device
     """What about the model, as it is set up now, makes a shared prefix inexact; None where nothing does.
 
     Its parts are looked at every time, for a model may start to checkpoint its activations; how it reads on from a cache is
-    tried once a model, on the first of these ids.
+    tried once a model, on the first of these ids (of the longest row, best), without dropout and autocast, whose noise would
+    look like a difference. Fewer than eight ids decide for themselves alone.
     """
     reason = _by_its_parts(backbone)
     if reason is None and len(ids) > 1:
-        if backbone not in _READS_ON:
-            _READS_ON[backbone] = _reads_on(backbone, ids, device)
-        if not _READS_ON[backbone]:
+        reads_on = _READS_ON.get(backbone)
+        if reads_on is None:
+            reads_on = _reads_on(backbone, ids, device)
+            if len(ids) >= _ENOUGH:
+                _READS_ON[backbone] = reads_on
+        if not reads_on:
             reason = "it does not read on from a cache as it reads a whole row"
     return reason
 
@@ -73,10 +77,20 @@ def _rope_types(text_config: Any) -> Iterator[str]:
                 yield str(one.get("rope_type", one.get("type")))
 
 
-@torch.no_grad()
 def _reads_on(backbone: nn.Module, ids: Sequence[int], device: torch.device) -> bool:
     """Whether the model reads the second half of a row after the first as it reads both at once: tried on these ids."""
-    ids = list(ids[:_PROBED])
+    modules = [module for module in backbone.modules() if module.training]
+    for module in modules:
+        module.training = False
+    try:
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            return _same_after_a_cut(backbone, list(ids[:_PROBED]), device)
+    finally:
+        for module in modules:
+            module.training = True
+
+
+def _same_after_a_cut(backbone: nn.Module, ids: list[int], device: torch.device) -> bool:
     cut = len(ids) // 2
     whole = rest_rows([ids], None, device)
     at_once = backbone_hidden(backbone, None, whole)[:, cut:]

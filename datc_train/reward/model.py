@@ -322,7 +322,7 @@ class RewardModel:
         """Rows with what is shared in front cut off, or whole where that would change the numbers or save nothing."""
         if not rows or (group_size == 1 and not gradient):
             return whole(rows)
-        reason = why_not_shared(self._scorer.backbone, rows[0].ids, self.device)
+        reason = why_not_shared(self._scorer.backbone, max((row.ids for row in rows), key=len), self.device)
         if reason is not None:
             self._say(f"rows are read whole, prompts once for every response: {reason}")
             return whole(rows)

@@ -186,7 +186,7 @@ class TransformersSampler:
         or would save nothing, and `generate` reads every row."""
         prefixes = [tuple(row[:-1]) for row in rows]
         backbone: Any = getattr(self.model, "get_base_model", lambda: self.model)().get_decoder()
-        if not any_shared(prefixes) or why_not_shared(backbone, rows[0], device) is not None:
+        if not any_shared(prefixes) or why_not_shared(backbone, max(rows, key=len), device) is not None:
             return {}
         return {cache_argument(backbone): read_shared(backbone, prefixes, device).cache}
 

@@ -34,7 +34,7 @@ def allocating_backend(request):
         yield name
 
 
-@pytest.fixture(params=[*VARIANTS, *CPU_VARIANTS, "triton in large tiles"])
+@pytest.fixture(params=[*VARIANTS, *CPU_VARIANTS, *TRITON_VARIANTS[3:]])
 def float32_backend(request):
     """The backends that take float32, the fused kernels among them."""
     with run_in(request.param) as name:

@@ -37,6 +37,27 @@ def test_the_main_configurations(arch, tmp_path):
     assert {(e["D"], e["K"]) for e in report["estimates"]} == {(5120, 4096), (1024, 1024)}
 
 
+def test_k15_float32_products_never_use_tf32():
+    """K15: Triton's default rounds float32 operands to 10 bits of mantissa."""
+    code = """
+import torch
+from benchmarks import launches
+for capability in ((8, 0), (9, 0)):
+    made = launches.linear_credit(capability, torch.float32, N=64, V=1024, D=64, K=64)
+    made += launches.logits_credit(capability, torch.float32, V=1024, K=64)
+    for launch in made:
+        print(launch.kernel.__name__, capability, "tf32" in launch.compile(capability).asm["ptx"])
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = done.stdout.splitlines()
+    assert sum("linear_credit_kernel" in line for line in lines) >= 2
+    assert not [line for line in lines if line.endswith("True")]
+
+
 @pytest.mark.slow
 def test_every_configuration_on_every_architecture():
     done = run()

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Mistra
 
 from datc_train.micro_batches import micro_batches
 from datc_train.policy import Policy, take_policy
-from datc_train.prefix.exactness import _READS_ON
+from datc_train.prefix.exactness import _READS_ON, why_not_shared
 from datc_train.rollout import TransformersSampler
 from datc_train.types import Prompt, Rollout
 
@@ -225,3 +225,22 @@ def test_the_sampler_reads_each_prompt_once(tokenizer: Any) -> None:  # noqa: F8
     hook.remove()
     assert seen[:2] == [(2, longest - 1), (8, 1)]
     assert set(seen[2:]) <= {(8, 1)}
+
+
+@pytest.mark.parametrize("noise", ["dropout", "autocast"])
+def test_the_probe_is_not_fooled_by_noise(noise: str) -> None:
+    """A model that is asked first in training mode with dropout, or under autocast, may share prompts in what follows."""
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES, attention_dropout=0.5))
+    backbone = model.model.train(noise == "dropout")
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=noise == "autocast"):
+        assert why_not_shared(backbone, list(range(1, 20)), torch.device("cpu")) is None
+    assert backbone.training == (noise == "dropout")
+    assert all(module.training == (noise == "dropout") for module in backbone.modules())
+
+
+def test_a_few_ids_decide_for_themselves_alone() -> None:
+    backbone = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES)).model.eval()
+    assert why_not_shared(backbone, [1, 2, 3], torch.device("cpu")) is None
+    assert backbone not in _READS_ON
+    assert why_not_shared(backbone, list(range(1, 9)), torch.device("cpu")) is None
+    assert _READS_ON[backbone] is True

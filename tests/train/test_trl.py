@@ -14,6 +14,7 @@ trl = pytest.importorskip("trl")
 
 from datasets import Dataset  # noqa: E402
 from peft import LoraConfig  # noqa: E402
+from transformers import set_seed  # noqa: E402
 
 from datc_kernels import allocate_weights, linear_credit  # noqa: E402
 from datc_train.integrations.trl import LOSSES, DATCConfig, DATCTrainer  # noqa: E402
@@ -32,6 +33,7 @@ def length_reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
 
 
 def make(kind: type, folder: Path, *, rewards: Any = None, lora: bool = True, datc: Any = None, **options: Any) -> Any:
+    set_seed(1)  # older versions draw the adapter before they seed
     model, tokenizer = load_tiny_policy()
     model.name_or_path = model.config._name_or_path = ""
     defaults = {
