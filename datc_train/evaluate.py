@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from datc_train.reward import RewardModel
-from datc_train.rollout import TransformersSampler
+from datc_train.rollout import Sampler
 from datc_train.score import RewardFunction, score_rollout
 from datc_train.types import Prompt
 
@@ -18,10 +18,9 @@ def best_step(evaluations: list[dict[str, Any]]) -> int | None:
     return max(trained, key=lambda line: (line["reward_mean"], -line["step"]))["step"] if trained else None
 
 
-def evaluate(
-    step: int, sampler: TransformersSampler, reward: RewardModel | RewardFunction, prompts: list[Prompt]
-) -> dict[str, Any]:
+def evaluate(step: int, sampler: Sampler, reward: RewardModel | RewardFunction, prompts: list[Prompt]) -> dict[str, Any]:
     """A line of eval.jsonl: two samples a prompt at the training temperature, scored without gradient; the first is kept."""
+    sampler.sync(step)
     rollout = sampler.sample(prompts, seed=_SEED)
     scored = score_rollout(reward, rollout, sampler.tokenizer, sampler.stop_ids, gradient=False)
     parts = rollout.response_ids.split(rollout.lengths.tolist())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +18,21 @@ from datc_train.data import Row, find_prompts, prompt_batch
 from datc_train.evaluate import best_step, evaluate
 from datc_train.interrupt import Interrupted, StopRequest
 from datc_train.metrics import sample_lines, step_metrics
-from datc_train.models import load_policy, load_reward, resolve_device
+from datc_train.models import base_folder, load_policy, load_reward, resolve_device
 from datc_train.optimizer import make_optimizer, make_schedule
 from datc_train.policy import Policy
 from datc_train.progress import StepProgress
 from datc_train.reward import RewardModel
 from datc_train.reward.vocabulary import check_same_vocabulary
-from datc_train.rollout import TransformersSampler
+from datc_train.rollout import Sampler, make_sampler
 from datc_train.run_folder import RunFolder, check_run_dir
 from datc_train.score import RewardFunction, check_columns, check_reward
 from datc_train.shaping import starting_spread
-from datc_train.step import Trainer, parts
+from datc_train.step import Trainer, of_step, parts
 from datc_train.summary import summary
 from datc_train.trackers import Trackers, check_trackers
 from datc_train.types import Prompt
+from datc_train.vllm_engine import check_installed
 
 
 def train(
@@ -53,13 +55,15 @@ def train(
     Raises:
         ValueError, FileNotFoundError, FileExistsError: what cannot be, before anything is trained or written.
         Interrupted: a KeyboardInterrupt; after Ctrl-C or SIGTERM the step was finished and saved.
-        RuntimeError: a loss or gradient that is not finite, or a sampler whose log-probabilities are not the policy's; the
-            optimizer has not moved then.
+        RuntimeError: a loss or gradient that is not finite, a sampler whose log-probabilities are not the policy's, or an
+            engine that died or hangs; the optimizer has not moved then.
     """
     config = config_from(config)
     check_sources(config, policy=policy, reward=reward, prompts=prompts)
     check_run_dir(config)
     check_trackers(config)
+    if config.sampler == "vllm":
+        check_installed()
     device = resolve_device(config.device)
     where: dict[str, Any] = {"column": config.prompt_column, "split": config.prompt_split, "system_prompt": config.system_prompt}
     train_prompts = find_prompts(config.prompts if prompts is None else prompts, **where)
@@ -71,6 +75,7 @@ def train(
         if not isinstance(reward, RewardModel):
             check_columns([*train_prompts, *eval_prompts])
     choose(config.backend, device)
+    base = base_folder(config) if policy is None else None
     actor = load_policy(config, device, policy, tokenizer)
     if METHODS[config.method].needs_base_hidden and not hasattr(actor.model, "peft_config"):
         raise ValueError(
@@ -82,18 +87,18 @@ def train(
         reward_device = device if config.reward_device is None else resolve_device(config.reward_device)
         reward = load_reward(config, reward_device, actor.tokenizer)
         check_reward(reward, config.method)
-    return _run(config, actor, reward, train_prompts, eval_prompts)
+    with closing(make_sampler(config, actor, base)) as sampler:
+        return _run(config, actor, sampler, reward, train_prompts, eval_prompts)
 
 
 def _run(
     config: Config,
     actor: Policy,
+    sampler: Sampler,
     reward: RewardModel | RewardFunction,
     train_prompts: list[Prompt],
     eval_prompts: list[Prompt],
 ) -> Path:
-    sampler = _sampler(config, actor, config.group_size)
-    eval_sampler = _sampler(config, actor, group_size=2)
     sampler.encode([*train_prompts, *eval_prompts])  # what cannot be sampled is found before the run's folder exists
     folder = RunFolder(config)
     check_room(folder.path, actor.trainable, config.keep)
@@ -104,12 +109,14 @@ def _run(
         raise ValueError(f"steps: expected at least {done}, which the run in {folder.path} has done, got {config.steps}")
     history, evaluations = folder.lines("metrics.jsonl"), folder.lines("eval.jsonl")
     trackers = Trackers(config, folder.path)
+    sampler.open(folder.path)
 
     def evaluate_at(step: int) -> bool:
         """Whether this is the best so far."""
         if not eval_prompts or (evaluations and evaluations[-1]["step"] == step):
             return False
-        evaluations.append(evaluate(step, eval_sampler, reward, eval_prompts))
+        with of_step(step):
+            evaluations.append(evaluate(step, sampler.with_group_size(2), reward, eval_prompts))
         folder.append("eval.jsonl", evaluations[-1:])
         trackers.log(evaluations[-1], step, prefix="eval_")
         return best_step(evaluations) == step
@@ -140,7 +147,9 @@ def _run(
             for index, part in enumerate(parts(lesson, config)):
                 step = done + 1
                 learning_rate = float(schedule.get_last_lr()[0])
-                one = trainer.update(step, part, clock, check_sampler=step == first)
+                # Another process's sampler is looked at every time: what it serves may go wrong at any sync.
+                check = step == first or config.sampler != "transformers"
+                one = trainer.update(step, part, clock, check_sampler=check)
                 clock = Clock(actor.device)
                 schedule.step()
                 history.append(step_metrics(step, one, ceiling=config.ceiling, learning_rate=learning_rate))
@@ -181,19 +190,6 @@ def _go_on(folder: RunFolder, actor: Policy, optimizer: Any, schedule: Any) -> t
 def _due(every: int | None, step: int, updates: int) -> bool:
     """Whether a multiple of `every` is among the last `updates` steps."""
     return every is not None and step % every < updates
-
-
-def _sampler(config: Config, actor: Policy, group_size: int) -> TransformersSampler:
-    return TransformersSampler(
-        actor.model,
-        actor.tokenizer,
-        group_size=group_size,
-        max_new_tokens=config.max_new_tokens,
-        temperature=config.temperature,
-        max_batch_size=config.sample_batch_size,
-        max_prompt_tokens=config.max_prompt_tokens,
-        chat_template_kwargs=config.chat_template_kwargs,
-    )
 
 
 def _rollout_seed(seed: int, number: int) -> int:

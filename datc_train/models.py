@@ -69,6 +69,15 @@ def load_base(config: Config, dtype: torch.dtype) -> Any:
     return _load_causal(config.policy, dtype, torch.device("cpu"))[0]
 
 
+def base_folder(config: Config) -> str | None:
+    """The folder or hub name from which other programs can load the config's policy; None for "tiny", which is in none."""
+    if config.policy == "quickstart":
+        from datc_train.quickstart.smollm2 import policy_path
+
+        return str(policy_path())
+    return None if config.policy == "tiny" else config.policy
+
+
 def load_reward(config: Config, device: torch.device, policy_tokenizer: PreTrainedTokenizerBase) -> RewardModel:
     """The reward model of a run, reading the policy's token ids."""
     dtype = getattr(torch, config.dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import yaml
 
 from datc_train.config import Config
 
-# What may differ when a run goes on: where it ends, where it lies, and who watches.
-FREE_KEYS = frozenset({"run_dir", "resume", "steps", "trackers", "report"})
+# What may differ when a run goes on: where it ends, where it lies, who watches, and what the engine is given.
+ENGINE_KEYS = frozenset(field.name for field in fields(Config) if field.name.startswith("vllm_"))
+FREE_KEYS = frozenset({"run_dir", "resume", "steps", "trackers", "report"}) | ENGINE_KEYS
 LOGS = ("metrics.jsonl", "samples.jsonl", "eval.jsonl")
 
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from datc_train.reward import RewardModel
 from datc_train.reward.overflow import at_group_mean
 from datc_train.reward.shaping import cached_spread, shaped_rewards, spread, unfinished_groups
-from datc_train.rollout import TransformersSampler
+from datc_train.rollout import Sampler
 from datc_train.score import RewardFunction, score_rollout
 from datc_train.types import Prompt, Rollout, ScoredRollout
 
@@ -27,7 +27,7 @@ _AGAIN = 2**31  # what a second try adds to a rollout's seed, which is below it
 def starting_spread(
     folder: Path,
     done: int,
-    sampler: TransformersSampler,
+    sampler: Sampler,
     reward: RewardModel | RewardFunction,
     prompts: list[Prompt],
     say: Callable[[str], None] = lambda _: None,
@@ -42,6 +42,7 @@ def starting_spread(
 
     def measure() -> float:
         say(f"reward_shaping: measuring the scores' spread on {len(prompts)} groups")
+        sampler.sync(done)
         rollout = sampler.sample(prompts, seed=_SEED)
         scored = score_rollout(reward, rollout, sampler.tokenizer, sampler.stop_ids, gradient=False)
         return spread(scored.score, sampler.group_size)
@@ -55,7 +56,7 @@ def starting_spread(
     return value
 
 
-def sample_finished(sampler: TransformersSampler, prompts: list[Prompt], *, seed: int) -> Rollout:
+def sample_finished(sampler: Sampler, prompts: list[Prompt], *, seed: int) -> Rollout:
     """`sampler.sample`, and once more for the prompts none of whose responses ended by itself."""
     rollout = sampler.sample(prompts, seed=seed)
     places = torch.nonzero(unfinished_groups(rollout.finished, rollout.group_size)).flatten().tolist()

@@ -20,7 +20,7 @@ from datc_train.passes import reference_pass
 from datc_train.policy import Policy
 from datc_train.reward import RewardModel
 from datc_train.reward.shaping import FLOOR
-from datc_train.rollout import TransformersSampler
+from datc_train.rollout import Sampler
 from datc_train.score import RewardFunction, score_rollout
 from datc_train.shaping import in_the_loss, rewards_of, sample_finished
 from datc_train.share_out import old_policy_pass
@@ -46,7 +46,7 @@ class Trainer:
         config: Config,
         actor: Policy,
         reward: RewardModel | RewardFunction,
-        sampler: TransformersSampler,
+        sampler: Sampler,
         optimizer: torch.optim.AdamW,
         sigma0: float | None = None,
     ) -> None:
@@ -76,7 +76,9 @@ class Trainer:
         return self.update(step, lesson, clock, check_sampler=check_sampler)
 
     def sample(self, step: int, prompts: Sequence[Prompt], seed: int, clock: Clock) -> Rollout:
-        with _of_step(step), clock("sample"):
+        """From the weights as they are before `step`."""
+        with of_step(step), clock("sample"):
+            self.sampler.sync(step - 1)
             if self.sigma0 is not None:
                 return sample_finished(self.sampler, list(prompts), seed=seed)
             return self.sampler.sample(prompts, seed=seed)
@@ -87,7 +89,7 @@ class Trainer:
         With one update and a method that looks at one response at a time, credit waits for the update's own forward pass.
         """
         config, actor, method = self.config, self.actor, METHODS[self.config.method]
-        with _of_step(step), clock("score"):
+        with of_step(step), clock("score"):
             gradient = method.needs_reward_gradient
             scored = score_rollout(self.reward, rollout, actor.tokenizer, self.sampler.stop_ids, gradient=gradient, method=method)
             if scored.reward_embedding is not None:  # a table of another device crosses once
@@ -108,7 +110,7 @@ class Trainer:
             logprob = reference.logprob if config.beta > 0 else None
             lesson = replace(lesson, reference_logprob=logprob, base_hidden=reference.hidden)
         if updates > 1 or method.needs_rollout:
-            with _of_step(step):
+            with of_step(step):
                 shares = old_policy_pass(actor, lesson, config, self.sampler.vocab_size, clock)
             lesson = replace(lesson, shares=shares, base_hidden=None)
         return lesson
@@ -143,7 +145,7 @@ def parts(lesson: Lesson, config: Config) -> Iterator[Lesson]:
 
 
 @contextmanager
-def _of_step(step: int) -> Iterator[None]:
+def of_step(step: int) -> Iterator[None]:
     """Says in which step a stage failed that does not know its step."""
     try:
         yield

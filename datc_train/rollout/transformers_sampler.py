@@ -6,102 +6,27 @@ Legend: P prompts, G responses a prompt, B = P G responses, N response tokens en
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import Cache, GenerationConfig, LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import Cache, GenerationConfig, LogitsProcessor
 
 from datc_train.prefix import any_shared, cache_argument, read_shared, why_not_shared
-from datc_train.rollout.encode import encode_prompts, stop_token_ids, support_size
 from datc_train.rollout.policy_mode import sampling_mode
+from datc_train.rollout.sampler import Sampler
 from datc_train.types import Prompt, Rollout
 
 
-class TransformersSampler:
-    """Draws G responses to every prompt from the policy itself (a PEFT model is fine, nothing is merged).
+class TransformersSampler(Sampler):
+    """Draws from the policy itself (a PEFT model is fine, nothing is merged), in evaluation mode with its cache; the model is
+    restored afterwards.
 
-    p = softmax(logits / temperature) over the first `vocab_size` columns, and no other knob: whatever the model's
-    `generation_config` says (top_k, top_p, penalties, suppressed or forced tokens, minimum lengths) has no effect.
-
-    model, tokenizer      the policy; sampled in evaluation mode with its cache, restored afterwards
-    group_size            G, at least 2
-    max_new_tokens        a response that has not stopped by then is cut; nothing is appended to it
-    stop_ids              ids that end a response; None: `stop_token_ids(model, tokenizer)`
-    vocab_size            the support; None: `support_size(model, tokenizer)`. The loss must be given the same
-                          (`self.vocab_size`)
-    max_batch_size        responses that are sampled together
-    max_prompt_tokens     a longer prompt is a ValueError
-    chat_template_kwargs  handed to the chat template
-
-    Raises ValueError for arguments that cannot be.
+    No other knob than `Sampler`'s: whatever the model's `generation_config` says (top_k, top_p, penalties, suppressed or
+    forced tokens, minimum lengths) has no effect.
     """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        group_size: int,
-        max_new_tokens: int,
-        temperature: float = 1.0,
-        stop_ids: Sequence[int] | None = None,
-        vocab_size: int | None = None,
-        max_batch_size: int = 64,
-        max_prompt_tokens: int | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> None:
-        if group_size < 2:
-            raise ValueError(
-                f"group_size: expected at least 2, got {group_size}; a response's advantage is its distance from the "
-                "others of its group"
-            )
-        for name, count in (("max_new_tokens", max_new_tokens), ("max_batch_size", max_batch_size)):
-            if count < 1:
-                raise ValueError(f"{name}: expected at least 1, got {count}")
-        if not 0.0 < temperature < float("inf"):
-            raise ValueError(f"temperature: expected a positive number, got {temperature}")
-        columns = model.config.get_text_config().vocab_size
-        self.vocab_size = support_size(model, tokenizer) if vocab_size is None else vocab_size
-        if not 1 <= self.vocab_size <= columns:
-            raise ValueError(f"vocab_size: expected 1 to {columns}, the model's columns, got {vocab_size}")
-        self.stop_ids = stop_token_ids(model, tokenizer) if stop_ids is None else tuple(sorted(set(stop_ids)))
-        if stop_ids is None and not self.stop_ids:
-            raise ValueError("stop_ids: the tokenizer, the generation config and the chat template name none; give them")
-        if any(not 0 <= stop < self.vocab_size for stop in self.stop_ids):
-            raise ValueError(f"stop_ids: expected ids below vocab_size {self.vocab_size}, got {self.stop_ids}")
-
-        self.model = model
-        self.tokenizer = tokenizer
-        self.group_size = group_size
-        self.max_new_tokens = max_new_tokens
-        self.temperature = temperature
-        self.max_batch_size = max_batch_size
-        self.max_prompt_tokens = max_prompt_tokens
-        self.chat_template_kwargs = dict(chat_template_kwargs or {})
-
-    def encode(self, prompts: Sequence[Prompt]) -> tuple[tuple[int, ...], ...]:
-        """The prompts' rows of ids, P of them: what `sample` gives the model.
-
-        Raises ValueError as `encode_prompts`, and for a row that `max_new_tokens` would take beyond the model's context.
-        """
-        rows = encode_prompts(
-            self.tokenizer,
-            prompts,
-            max_prompt_tokens=self.max_prompt_tokens,
-            chat_template_kwargs=self.chat_template_kwargs,
-        )
-        context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        longest = max(range(len(rows)), key=lambda index: len(rows[index]), default=None)
-        if context is not None and longest is not None and len(rows[longest]) + self.max_new_tokens > context:
-            raise ValueError(
-                f"max_new_tokens: expected at most {context - len(rows[longest])} beside the longest prompt's "
-                f"{len(rows[longest])} tokens in the model's context of {context}, got {self.max_new_tokens}; that is prompt "
-                f"{longest} ({prompts[longest].messages[-1]['content'][:60]!r})"
-            )
-        return rows
 
     def sample(self, prompts: Sequence[Prompt], *, seed: int) -> Rollout:
         """G responses to each of P prompts, group after group, on the model's device.
@@ -113,11 +38,7 @@ class TransformersSampler:
         Raises ValueError for no prompts, for a negative seed, and as `encode`; RuntimeError, with the prompt's index and
         start, for logits that are not finite.
         """
-        if not prompts:
-            raise ValueError("prompts: expected at least one, got none")
-        if seed < 0:
-            raise ValueError(f"seed: expected a number >= 0, got {seed}")
-        prompt_ids = self.encode(prompts)
+        prompt_ids = self._rows(prompts, seed)
         uniforms = _uniforms(seed, prompt_ids, self.group_size, self.max_new_tokens)
 
         # Rows of similar length share a batch: less padding.
