@@ -52,7 +52,7 @@ test-trl: install
 SANITIZED := build/sanitize
 test-sanitize: install
 	DATC_SANITIZE=1 CC=gcc CXX=g++ $(BIN)/python setup.py --quiet build --build-base $(SANITIZED)/temp --build-lib $(SANITIZED)
-	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" PYTHONPATH=$(SANITIZED) \
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" PYTHONPATH=$(SANITIZED):. \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 OMP_NUM_THREADS=2 \
 	  $(BIN)/python -P -m pytest tests/kernels -k "(cpu or cuda or sanitizers) and not nvcc" --hypothesis-profile datc-thorough
 

@@ -14,6 +14,7 @@ from unittest.mock import Mock, patch
 import pytest
 import sanitized
 import test_golden_vectors as golden
+import test_large_strides as large
 import torch
 
 from datc_kernels import allocate_weights, dispatch, linear_credit, logits_credit, missing_backends, native_cuda
@@ -122,6 +123,16 @@ def test_layouts_and_what_lies_between(backend):
         z[:, 290:] = NAN
         got = logits_credit(change(z), ids, reward=change(u)[:, :280], vocab_size=290, backend=backend)
         assert all(torch.equal(value, expected[name]) for name, value in fields(got).items())
+
+
+@pytest.mark.parametrize("name", ["logits", "reward"])
+def test_k29_rows_far_apart(name, backend):
+    """K29: offsets beyond 2^31 elements."""
+    try:
+        space = torch.empty(3 * large.STRIDE + 64, dtype=torch.float16)
+    except RuntimeError:
+        pytest.skip("this machine does not reserve 4.8 GB")
+    large.test_k29_logits_far_apart(name, backend, space)
 
 
 def test_a_row_has_the_same_bits_in_any_batch(backend):
