@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,10 @@ from test_train import TINY, adapter, lines, same
 
 from datc_train import train
 from datc_train.checkpoint import checkpoints, random_state, set_random_state
+from datc_train.config import config_from
+from datc_train.export import export
 from datc_train.interrupt import Interrupted
+from datc_train.run_folder import RunFolder
 
 RUN = TINY | {"steps": 4, "save_every": 1, "learning_rate": 1e-3}
 
@@ -307,3 +311,60 @@ def test_random_states_come_back() -> None:
 def test_adapter_files_are_plain(straight: Path) -> None:
     assert adapter(straight)
     assert {p.name for p in checkpoints(straight)[-1].iterdir()} >= {"adapter_config.json", "trainer_state.pt", "tokenizer.json"}
+
+
+def test_one_process_writes_a_run(tmp_path: Path) -> None:
+    """Two trainings with one run_dir: the second is refused, and the first one's end lets the next in."""
+    path = tmp_path / "r"
+    config = config_from(TINY | {"run_dir": str(path), "resume": "auto"})
+    folder = RunFolder(config)
+    with pytest.raises(BlockingIOError, match=rf"^run_dir: .* is being written by process {os.getpid()}; wait"):
+        RunFolder(config)
+    folder.close()
+    RunFolder(config).close()
+
+
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "trainer_state.pt", "adapter_config.json"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_too(tmp_path: Path, name: str) -> None:
+    options = TINY | {"run_dir": str(tmp_path / "r"), "steps": 2, "save_every": 1, "report": False}
+    run = train(options)
+    newest = run / "checkpoints" / "000002"
+    data = (newest / name).read_bytes()
+    (newest / name).write_bytes(data[: len(data) // 2])
+    words = r"^checkpoint: .*000002 cannot be read \(.*\); without it the run goes on from .*000001$"
+    if name != "adapter_config.json":  # which going on does not read
+        with pytest.raises(ValueError, match=words):
+            train(options | {"resume": "auto", "steps": 3})
+    if name != "trainer_state.pt":
+        with pytest.raises(ValueError, match=words):
+            export(run)
+    shutil.rmtree(newest)
+    train(options | {"resume": "auto", "steps": 3})
+
+
+@pytest.mark.parametrize("content", ["", "- a list", "steps: [", "\udcff"])
+def test_a_damaged_config_is_named(tmp_path: Path, content: str) -> None:
+    options = TINY | {"run_dir": str(tmp_path / "r"), "steps": 1, "report": False}
+    run = train(options)
+    (run / "config.yaml").write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ValueError, match=r"config\.yaml: expected the keys of a run, got"):
+        train(options | {"resume": "auto", "steps": 2})
+
+
+def test_a_run_without_a_checkpoint_begins_again_with_any_config(tmp_path: Path) -> None:
+    """A mistake that showed in the first steps does not keep its folder for ever."""
+    options = TINY | {"run_dir": str(tmp_path / "r"), "steps": 2, "report": False}
+    with pytest.raises(RuntimeError):
+        train(options | {"learning_rate": 1e30})
+    run = train(options | {"resume": "auto"})
+    straight = train(options | {"run_dir": str(tmp_path / "s")})
+    assert same(run, straight)
+
+
+def test_lines_that_are_gone_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = TINY | {"run_dir": str(tmp_path / "r"), "steps": 3, "report": False}
+    run = train(options)
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text(lines[0] + lines[2])
+    train(options | {"resume": "auto", "steps": 4})
+    assert "metrics.jsonl has no line for 1 of these steps, the first of them 2" in " ".join(capsys.readouterr().out.split())

@@ -407,10 +407,10 @@ def test_one_token_a_step_goes_through_the_model(tokenizer: Any) -> None:
     widths: list[int] = []
     model.model.register_forward_hook(lambda m, a, k, out: widths.append(out[0].shape[1]), with_kwargs=True)
     made = sampler(model, tokenizer, stop_ids=[], max_new_tokens=4)
-    made.sample(user("a b c"), seed=0)  # tries how the model takes a cache
+    made.sample(user("a b c d e f"), seed=0)  # tries how the model takes a cache
     widths.clear()
-    made.sample(user("a b c"), seed=0)
-    assert widths == [6, 1, 1, 1, 1]  # the prompt, without its last token, for all of its responses
+    made.sample(user("a b c d e f"), seed=0)
+    assert widths == [9, 1, 1, 1, 1]  # the prompt, without its last token, for all of its responses
 
 
 def test_result_can_be_trained_on(tokenizer: Any) -> None:
