@@ -39,6 +39,12 @@ def test_recipes_are_configs() -> None:
         config_from(yaml.safe_load(block))
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "datc_train" / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
+def test_packaged_recipes_are_configs(path: Path) -> None:
+    config_from(yaml.safe_load(path.read_text(encoding="utf-8")))
+    assert path.stem in README
+
+
 def test_commands_and_their_keys_exist() -> None:
     help_text = subprocess.run(
         [sys.executable, "-m", "datc_train", "train", "--help"], capture_output=True, text=True, check=True
