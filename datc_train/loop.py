@@ -91,13 +91,13 @@ def train(
         sampler.encode([*train_prompts, *eval_prompts])  # what cannot be sampled is found before the run's folder exists
         check_room(config.run_dir, actor.trainable, config.keep)
         with closing(RunFolder(config)) as folder:
-            return _run(config, folder, actor, sampler, reward, train_prompts, eval_prompts)
+            return _run(config, actor, folder, sampler, reward, train_prompts, eval_prompts)
 
 
 def _run(
     config: Config,
-    folder: RunFolder,
     actor: Policy,
+    folder: RunFolder,
     sampler: Sampler,
     reward: RewardModel | RewardFunction,
     train_prompts: list[Prompt],
