@@ -157,7 +157,7 @@ def test_stops_are_ours_alone(served: VllmSampler) -> None:
 
 
 def test_both_of_vllms_model_runners_take_the_processor() -> None:
-    """The second one needs a GPU; its own loader takes the class."""
+    """The second one needs a GPU: the class is called directly, it has never gone through the engine's own loader."""
     from types import SimpleNamespace
 
     from vllm.v1.sample.logits_processor import LogitsProcessor as First
