@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -74,7 +73,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def _number(value: float | None, form: str) -> str:
     """`-` where undefined: runs of a few steps have no quarters."""
-    return f"{math.nan:{form.lstrip('+')}}".replace("nan", "  -") if value is None else f"{value:>{form}}"
+    return f"{'-':>{form.lstrip('+').split('.')[0]}}" if value is None else f"{value:>{form}}"
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -6,8 +6,11 @@ environment variable changes the choice.
 
 from __future__ import annotations
 
+from functools import cache
+from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
+from types import ModuleType
 
 import torch
 
@@ -60,11 +63,29 @@ def require_triton(device: torch.device, dtype: torch.dtype = torch.float32) -> 
         raise _cannot_run("triton", reason)
 
 
+def implementation(op: str, backend: str, device: torch.device) -> ModuleType:
+    """The module of an op that runs a backend; Triton is imported only where it runs.
+
+    Raises RuntimeError for a backend that cannot run on the device, or that the op does not have.
+    """
+    if backend == "triton":
+        require_triton(device)
+    if backend == "cuda":
+        require_cuda(device)
+    return _module(op, backend)
+
+
+@cache
+def _module(op: str, backend: str) -> ModuleType:
+    name = f"{__package__}.{op}.{backend if backend in ('reference', 'chunked') else f'{backend}_backend'}"
+    if find_spec(name) is None:
+        raise RuntimeError(f"backend: {backend!r} has no {op}")
+    return import_module(name)
+
+
 def row_kernel_runs(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether `chunked` puts the Triton row kernel between its products: on GPUs that have it, for results in float32."""
-    if device.type != "cuda" or dtype == torch.float64 or _why_no_triton() is not None:
-        return False
-    return torch.cuda.get_device_capability(device) >= _OLDEST_GPU
+    return device.type == "cuda" and (_why_no_triton() or _why_not_dtype(dtype) or _why_not_gpu(device)) is None
 
 
 def require_cuda(device: torch.device, dtype: torch.dtype = torch.float32) -> None:

@@ -70,10 +70,6 @@ class TransformArguments:
             {"SOFTCAP": softcap is not None, "HAS_ROW_TEMPERATURE": per_row is not None},
         )
 
-    def rows(self, start: int, stop: int) -> Tensor | None:
-        """The temperatures of rows start to stop; None where all have one."""
-        return None if self.row_temperature is None else self.row_temperature[start:stop]
-
     def temperatures(self, start: int, stop: int, otherwise: Tensor) -> Tensor:
         """Of rows start to stop; `otherwise` is a pointer that no kernel follows."""
         return otherwise if self.row_temperature is None else self.row_temperature[start:stop]

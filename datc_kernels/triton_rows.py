@@ -36,7 +36,7 @@ def launch_rows(
     tiling: Tiling,
     vocab_size: int,
     transform: TransformArguments,
-    row_temperature: Tensor | None,  # [n] float32
+    row_temperature: Tensor,  # [n] float32 where the transform has one a row
     partials: Tensor,
     z_y: Tensor,
     u_y: Tensor,
@@ -54,7 +54,7 @@ def launch_rows(
         given,
         operand(grad, (tiling.rows, tiling.depth), described),
         operand(table, (tiling.columns, tiling.depth), described),
-        partials if row_temperature is None else row_temperature,
+        row_temperature,
         token_ids,
         partials,
         z_y,
@@ -104,7 +104,7 @@ def fold_tiles(
         logits, rewards = of_rows(start, stop)
         here = logits(lo, hi), rewards(lo, hi) if segment.rewarded and rewards is not None else None
         ids = token_ids[start:stop] - lo
-        temperature = arguments.rows(start, stop)
+        temperature = arguments.temperatures(start, stop, otherwise=partials)
         launch_rows(*here, ids, (0, hi - lo), segment.tiling, hi - lo, arguments, temperature, partials, z_y, u_y)
 
     segments = [Segment(lo, hi, with_row, ROWS) for lo, hi, with_row in pieces]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from datc_kernels import TokenCredit
 from datc_train.clock import Clock
@@ -16,6 +15,7 @@ from datc_train.config import Config
 from datc_train.credit import METHODS, CreditInputs, TokenAdvantage
 from datc_train.lesson import Lesson, Shares
 from datc_train.micro_batches import MicroBatch, micro_batches
+from datc_train.modes import evaluating
 from datc_train.passes import head
 from datc_train.policy import Policy
 
@@ -72,7 +72,7 @@ def old_policy_pass(policy: Policy, lesson: Lesson, config: Config, vocab_size: 
     method, rollout = METHODS[config.method], lesson.rollout
     making = SharesInMaking(lesson, config, policy.device)
     passed: list[tuple[MicroBatch, TokenCredit, Tensor]] = []
-    with torch.no_grad(), _evaluating(policy.model):
+    with torch.no_grad(), evaluating(policy.model):
         for batch in micro_batches(rollout, config.micro_batch_tokens):
             with clock("old_policy"):
                 hidden = policy.hidden_states(batch.prompt_ids, batch.response_ids)
@@ -133,15 +133,3 @@ def _joined(parts: list[TokenCredit]) -> TokenCredit:
         return None if values[0] is None else torch.cat(values)
 
     return TokenCredit(**{field.name: join(field.name) for field in fields(TokenCredit)})
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and every module's own mode afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode

@@ -6,17 +6,9 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..dispatch import choose, require_cuda, require_triton
+from ..dispatch import choose, implementation
 from ..logit_transform import compute_dtype
 from ..types import TokenWeights
-from . import cpu_backend, cuda_backend, reference, segmented
-
-_BACKENDS = {
-    "reference": reference.allocate,
-    "chunked": segmented.allocate,
-    "cpu": cpu_backend.allocate,
-    "cuda": cuda_backend.allocate,
-}
 
 
 def allocate_weights(
@@ -128,15 +120,7 @@ def _op(
 ) -> tuple[Tensor, Tensor]:
     if lengths.device.type == "cpu" and (bool((lengths < 0).any()) or int(lengths.sum()) != credit.shape[0]):
         checks.fail("lengths", f"non-negative numbers that sum to N = {credit.shape[0]}", f"{lengths.tolist()[:8]}...")
-    if backend == "triton":
-        require_triton(credit.device)
-        from . import triton_backend
-
-        allocate = triton_backend.allocate
-    else:
-        if backend == "cuda":
-            require_cuda(credit.device)
-        allocate = _BACKENDS[backend]
+    allocate = implementation("allocate_weights", backend, credit.device).allocate
     weight, temperature = allocate(credit.contiguous(), advantage, lengths.to(torch.int64), frozen, ceiling, utility)
     dtype = compute_dtype(credit)
     return weight.to(dtype), temperature.to(dtype)

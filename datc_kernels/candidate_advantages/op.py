@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import torch
 from torch import Tensor
 
 from .. import checks
-from ..dispatch import choose
+from ..dispatch import choose, implementation
 from ..finalise import Support
 from ..logit_transform import LogitTransform, compute_dtype
 from ..reward_half import check_reward
 from ..types import Candidates
-from . import chunked, cpu_backend, reference
 from .inputs import CandidateInputs
-
-_BACKENDS = ("reference", "chunked", "cpu", "triton")
-
-
-def _implementation(backend: str) -> ModuleType:
-    """The module that runs a backend; Triton is imported only where it runs."""
-    if backend == "triton":
-        from . import triton_backend
-
-        return triton_backend
-    return {"reference": reference, "chunked": chunked, "cpu": cpu_backend}[backend]
-
 
 _NO_ID = -100  # never an id of a candidate
 
@@ -118,7 +103,7 @@ def candidate_advantages(
         checks.check_positive("logit_scale", logit_scale),
         None if softcap is None else checks.check_positive("softcap", softcap),
         support,
-        _choose(backend, device, compute_dtype(hidden, weight, reward_grad, reward_embedding)),
+        choose(backend, device, compute_dtype(hidden, weight, reward_grad, reward_embedding)),
     )
     return Candidates(ids, values[0], None if reward_grad is None else values[1])
 
@@ -139,15 +124,6 @@ def _check_candidates(candidate_ids: object, top_k: object, n: int, support: int
     checks.check_size("candidate_ids", ids, 0, n, "N of hidden")
     checks.check_device("candidate_ids", ids, "hidden", device)
     return int(ids.shape[1])
-
-
-def _choose(backend: str | None, device: torch.device, dtype: torch.dtype) -> str:
-    name = choose(backend, device, dtype)
-    if name in _BACKENDS:
-        return name
-    if backend is None:
-        return "chunked"
-    raise RuntimeError(f"backend: {backend!r} has no candidate_advantages; here are {', '.join(_BACKENDS)}")
 
 
 @torch.library.custom_op("datc::candidate_advantages", mutates_args=())
@@ -189,7 +165,7 @@ def _op(
         count,
     )
     with torch.autocast(hidden.device.type, enabled=False):
-        ids, values = _implementation(backend).forward(inputs)
+        ids, values = implementation("candidate_advantages", backend, hidden.device).forward(inputs)
     if candidate_ids is not None and outside is not None:
         return candidate_ids.to(torch.int64, copy=True), values.masked_fill(outside, torch.nan)
     return ids.contiguous(), values

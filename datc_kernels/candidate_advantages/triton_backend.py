@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..dispatch import require_triton
 from . import chunked
 from .inputs import CandidateInputs
 
 
 def forward(x: CandidateInputs) -> tuple[Tensor, Tensor]:
     """Ids [N, k] and values [1 or 2, N, k], as `reference.forward` gives them."""
-    require_triton(x.hidden.device, x.dtype)
     return chunked.forward(x, by_kernel=True)

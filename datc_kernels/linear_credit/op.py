@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import torch
 from torch import Tensor
 
 from .. import checks
-from ..dispatch import choose, require_triton
+from ..dispatch import choose, implementation
 from ..finalise import REWARD_STATS, STATS
 from ..logit_transform import LogitTransform, compute_dtype
 from ..reward_half import check_reward, to_token_credit
 from ..types import TokenCredit
 from ..vocabulary_parallel import Slice
-from . import chunked, cpu_backend, reference
 from .inputs import LinearInputs
-
-
-def _implementation(backend: str, device: torch.device) -> ModuleType:
-    """The module that runs a backend; Triton is imported only where it runs."""
-    if backend == "triton":
-        require_triton(device)
-        from . import triton_backend
-
-        return triton_backend
-    if backend == "cuda":
-        raise RuntimeError("backend: 'cuda' has no linear_credit, only logits_credit and allocate_weights")
-    return {"reference": reference, "chunked": chunked, "cpu": cpu_backend}[backend]
 
 
 def linear_credit(
@@ -148,7 +133,7 @@ def _forward_op(
     backend: str,
 ) -> tuple[Tensor, Tensor]:
     checks.check_row_temperature(row_temperature, token_ids, ignore_index)
-    forward = _implementation(backend, hidden.device).forward
+    forward = implementation("linear_credit", backend, hidden.device).forward
     transform = LogitTransform(logit_scale, softcap, temperature, row_temperature)
     rows = 0 if reward_embedding is None else reward_embedding.shape[0]
     part = Slice(group, vocab_start, weight.shape[0], rows, vocab_size, ignore_index)
@@ -199,7 +184,9 @@ def _backward_op(
     with torch.autocast(hidden.device.type, enabled=False):
         # A float64 reward gradient makes the forward's results float64, but not the gradients of float32 inputs.
         saved = logprob.to(inputs.dtype), stats.to(inputs.dtype)
-        h, w, b = _implementation(backend, hidden.device).backward(inputs, grad_logprob, *saved, (needs[0], needs[1], needs[2]))
+        h, w, b = implementation("linear_credit", backend, hidden.device).backward(
+            inputs, grad_logprob, *saved, (needs[0], needs[1], needs[2])
+        )
     if h is not None:
         h = part.sum_over_ranks(h).to(hidden.dtype)
     return tuple(hidden.new_empty(0) if g is None else g for g in (h, w, b))  # type: ignore[return-value]

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import torch
 from torch import Tensor
 
 from .. import checks
-from ..dispatch import choose, require_cuda, require_triton
+from ..dispatch import choose, implementation
 from ..finalise import REWARD_STATS, STATS
 from ..logit_transform import LogitTransform, compute_dtype
 from ..reward_half import check_reward, to_token_credit
 from ..types import TokenCredit
 from ..vocabulary_parallel import Slice
-from . import chunked, cpu_backend, cuda_backend, reference
 from .inputs import LogitsInputs
-
-
-def _implementation(backend: str, device: torch.device) -> ModuleType:
-    """The module that runs a backend; Triton is imported only where it runs."""
-    if backend == "triton":
-        require_triton(device)
-        from . import triton_backend
-
-        return triton_backend
-    if backend == "cuda":
-        require_cuda(device)
-    return {"reference": reference, "chunked": chunked, "cpu": cpu_backend, "cuda": cuda_backend}[backend]
 
 
 def logits_credit(
@@ -125,7 +110,7 @@ def _forward_op(
     backend: str,
 ) -> tuple[Tensor, Tensor]:
     checks.check_row_temperature(row_temperature, token_ids, ignore_index)
-    forward = _implementation(backend, logits.device).forward
+    forward = implementation("logits_credit", backend, logits.device).forward
     rows = 0 if reward_embedding is None else reward_embedding.shape[0]
     rows = rows if reward is None else reward.shape[1]
     transform = LogitTransform(logit_scale, softcap, temperature, row_temperature)
@@ -172,7 +157,7 @@ def _backward_op(
     with torch.autocast(logits.device.type, enabled=False):
         # A float64 reward makes the forward's results float64, but not the gradient of float32 logits.
         saved = logprob.to(inputs.dtype), stats.to(inputs.dtype)
-        return _implementation(backend, logits.device).backward(inputs, grad_logprob, *saved)
+        return implementation("logits_credit", backend, logits.device).backward(inputs, grad_logprob, *saved)
 
 
 @_backward_op.register_fake

@@ -40,7 +40,7 @@ def forward(x: LogitsInputs) -> Tensor:
             segment.tiling,
             x.support.vocab_size,
             transform,
-            transform.rows(start, stop),
+            transform.temperatures(start, stop, otherwise=partials),
             partials,
             z_y,
             u_y,

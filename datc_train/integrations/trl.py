@@ -22,6 +22,7 @@ from trl import GRPOTrainer
 from datc_kernels import effective_sample_ratio, predicted_gain
 from datc_kernels.allocate_weights.diagnostics import at_band
 from datc_train.integrations.token_advantages import TokenAdvantages, token_advantages
+from datc_train.modes import evaluating
 from datc_train.policy import Policy, take_policy
 from datc_train.reward import RewardModel
 from datc_train.types import ScoredRollout
@@ -164,19 +165,13 @@ class DATCTrainer(GRPOTrainer):
         real = torch.arange(steps, device=lengths.device) < lengths[:, None]
         ids = torch.cat([prompt_ids, completion_ids], 1)
         mask = torch.cat([output["prompt_mask"], real.to(output["prompt_mask"].dtype)], 1)
-        modules = [module for module in policy.model.modules() if module.training]
-        policy.model.eval()
-        try:
-            parts = []
-            size = self.args.per_device_train_batch_size
+        parts, size = [], self.args.per_device_train_batch_size
+        with evaluating(policy.model):
             for start in range(0, len(ids), size):
                 rows = slice(start, start + size)
                 with self.compute_loss_context_manager():
                     states = policy.backbone(input_ids=ids[rows], attention_mask=mask[rows], use_cache=False).last_hidden_state
                 parts.append(states[:, width - 1 : width - 1 + steps][real[rows]])
-        finally:
-            for module in modules:
-                module.training = True
         return torch.cat(parts)
 
     def _log_credit(

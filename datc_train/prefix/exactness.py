@@ -12,6 +12,7 @@ from torch import nn
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from datc_train.modes import evaluating
 from datc_train.prefix.past import backbone_hidden, cache_argument, read_prefixes, rest_rows
 
 # Layers that keep past keys and values as they are. What compresses, quantises or sums up its past is not taken apart.
@@ -79,15 +80,8 @@ def _rope_types(text_config: Any) -> Iterator[str]:
 
 def _reads_on(backbone: nn.Module, ids: Sequence[int], device: torch.device) -> bool:
     """Whether the model reads the second half of a row after the first as it reads both at once: tried on these ids."""
-    modules = [module for module in backbone.modules() if module.training]
-    for module in modules:
-        module.training = False
-    try:
-        with torch.no_grad(), torch.autocast(device.type, enabled=False):
-            return _same_after_a_cut(backbone, list(ids[:_PROBED]), device)
-    finally:
-        for module in modules:
-            module.training = True
+    with torch.no_grad(), torch.autocast(device.type, enabled=False), evaluating(backbone):
+        return _same_after_a_cut(backbone, list(ids[:_PROBED]), device)
 
 
 def _same_after_a_cut(backbone: nn.Module, ids: list[int], device: torch.device) -> bool:

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from transformers import GenerationConfig
 
+from datc_train.modes import evaluating
+
 
 @contextmanager
 def sampling_mode(model: nn.Module) -> Iterator[None]:
@@ -20,7 +22,6 @@ def sampling_mode(model: nn.Module) -> Iterator[None]:
     suppressed tokens, bad words, a minimum length and the like cannot be passed as "none" in any other way.
     """
     modules = list(model.modules())
-    training = [module.training for module in modules]
     saved: list[tuple[Any, str, Any]] = []
 
     def replace(owner: Any, name: str, value: Any) -> None:
@@ -28,7 +29,6 @@ def sampling_mode(model: nn.Module) -> Iterator[None]:
         setattr(owner, name, value)
 
     try:
-        model.eval()
         for module in modules:
             own = vars(module)  # a wrapper (PEFT's) also answers for the attributes of what it wraps
             if own.get("gradient_checkpointing") is True:
@@ -38,10 +38,8 @@ def sampling_mode(model: nn.Module) -> Iterator[None]:
             config = own.get("config")
             if getattr(config, "use_cache", None) is False:
                 replace(config, "use_cache", True)
-        with torch.no_grad():
+        with torch.no_grad(), evaluating(model):
             yield
     finally:
         for owner, name, value in reversed(saved):
             setattr(owner, name, value)
-        for module, flag in zip(modules, training, strict=True):
-            module.training = flag
