@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt
 export GOMP_SPINCOUNT := 20000
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: install train test test-all test-trl test-sanitize test-vllm lint bench compare format clean
+.PHONY: install train test test-all test-trl test-triton test-sanitize test-vllm lint bench compare format clean
 
 install: $(VENV)/.extension
 
@@ -37,7 +37,7 @@ test: lint
 
 test-all: lint test-sanitize
 	$(BIN)/python -m pytest -n 2
-	$(MAKE) test-trl
+	$(MAKE) test-trl test-triton
 
 # Older versions of TRL, over the one that is installed; it is pure Python. The oldest is the lower bound in pyproject.toml.
 TRL_VERSIONS := 1.8.0 1.12.0
@@ -46,6 +46,16 @@ test-trl: install
 	  $(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/trl/$$version trl==$$version && \
 	  PYTHONPATH=$(VENV)/trl/$$version $(BIN)/python -m pytest -n 2 tests/train/test_trl.py tests/train/test_trl_processes.py || exit 1; \
 	done
+
+# The oldest Triton beside the one that is installed: what its compiler makes of every kernel, and the kernels' numbers. Its
+# interpreter does not know NumPy 2.4.
+TRITON_OLDEST := 3.6.0
+test-triton: install
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/triton/$(TRITON_OLDEST) \
+	  triton==$(TRITON_OLDEST) 'numpy==2.3.*'
+	$(BIN)/python -m benchmarks.compile_report
+	PYTHONPATH=$(VENV)/triton/$(TRITON_OLDEST) $(BIN)/python -m benchmarks.compile_report
+	PYTHONPATH=$(VENV)/triton/$(TRITON_OLDEST) $(BIN)/python -m pytest -n 2 tests/kernels -k triton
 
 # The C++ ops with AddressSanitizer and UndefinedBehaviorSanitizer, in a copy of the package of its own, and what runs them. Leaks
 # are not looked for: what Python and PyTorch hold until they end would be all of them.

@@ -38,7 +38,7 @@ def load_policy(
     """The policy of a run, with a fresh adapter where the config has `lora` and `model` is not a PEFT model already."""
     dtype = getattr(torch, config.dtype)
     if model is None:
-        model, own_tokenizer = _load_causal(config.policy, dtype, device)
+        model, own_tokenizer = load_causal(config.policy, dtype, device)
         tokenizer = own_tokenizer if tokenizer is None else tokenizer
     if tokenizer is None:
         raise ValueError("tokenizer: expected one beside policy, got None")
@@ -69,7 +69,7 @@ def load_policy(
 
 def load_base(config: Config, dtype: torch.dtype) -> Any:
     """The model that a run's adapter sits on, without one, on the CPU."""
-    return _load_causal(config.policy, dtype, torch.device("cpu"))[0]
+    return load_causal(config.policy, dtype, torch.device("cpu"))[0]
 
 
 def base_folder(config: Config) -> str | None:
@@ -105,7 +105,7 @@ def load_reward(config: Config, device: torch.device, policy_tokenizer: PreTrain
         return RewardModel.from_pretrained(config.reward, dtype=dtype, device=device, **options)
 
 
-def _load_causal(name: str, dtype: torch.dtype, device: torch.device) -> tuple[Any, PreTrainedTokenizerBase]:
+def load_causal(name: str, dtype: torch.dtype, device: torch.device) -> tuple[Any, PreTrainedTokenizerBase]:
     if name in ("quickstart", "tiny"):
         from datc_train import quickstart
 

@@ -1,0 +1,121 @@
+"""Reward curves of TRL's GRPOTrainer and of DATCTrainer, on the quickstart pair.
+
+    python -m benchmarks.trl_curves [--steps 60] [--out FOLDER] [--json FILE] [--plot FILE] [--methods trl datc_trl]
+        [--config quickstart] [--key value ...]
+
+    trl       TRL's GRPOTrainer with the RewardModel as reward function
+    datc_trl  DATCTrainer, method datc
+
+Same prompts, seed and settings. TRL saves its checkpoints under --out; the same command goes on from the last one, and a run that
+is complete is not run again, so that the two can be trained at different times. One run of each is an example, not a comparison:
+the spread between seeds is that of `benchmarks/compare.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import torch
+import trl
+from transformers.trainer_utils import get_last_checkpoint
+from trl import GRPOTrainer
+
+from benchmarks.trl_recipe import make_trainer
+from datc_train.bench.machine import machine
+from datc_train.cli import config_of
+from datc_train.config import Config
+from datc_train.data import find_prompts
+from datc_train.integrations.trl import DATCTrainer
+
+METHODS: dict[str, tuple[type[GRPOTrainer], dict[str, Any]]] = {
+    "trl": (GRPOTrainer, {}),
+    "datc_trl": (DATCTrainer, {"datc": {"method": "datc"}}),
+}
+KEPT = ("reward", "kl", "completions/mean_length", "completions/clipped_ratio", "grad_norm", "step_time", "datc/ess")
+SAVE_EVERY = 5
+LAST = 10  # steps whose mean is drawn and reported
+
+
+def train(method: str, config: Config, folder: Path) -> list[dict[str, float]]:
+    """The lines of TRL's log, one a step, from as far as the run has come in `folder` to its end."""
+    finished = folder / f"{method}.json"
+    if finished.is_file():
+        lines: list[dict[str, float]] = json.loads(finished.read_text())
+        if len(lines) == config.steps:
+            return lines
+    kind, extra = METHODS[method]
+    rows = [{"prompt": prompt.messages} for prompt in find_prompts(config.prompts, config.prompt_column)]
+    saved = folder / method
+    options = {"save_strategy": "steps", "save_steps": SAVE_EVERY, "save_total_limit": 1, "save_only_model": False}
+    trainer = make_trainer(kind, config, rows, saved, extra, **options)
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(saved)) if saved.is_dir() else None)
+    lines = [{key: line[key] for key in KEPT if key in line} for line in trainer.state.log_history if "reward" in line]
+    finished.write_text(json.dumps(lines))
+    return lines
+
+
+def change(lines: list[dict[str, float]]) -> dict[str, float]:
+    first, last = ([line["reward"] for line in part] for part in (lines[:LAST], lines[-LAST:]))
+    return {
+        "first": statistics.mean(first),
+        "last": statistics.mean(last),
+        "standard_error": (statistics.variance(first) / len(first) + statistics.variance(last) / len(last)) ** 0.5,
+        "step_seconds": statistics.median(line["step_time"] for line in lines),
+        "minutes": sum(line["step_time"] for line in lines) / 60,
+    }
+
+
+def plot(curves: dict[str, list[dict[str, float]]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    reward, length = figure.subplots(1, 2)
+    for (method, lines), colour in zip(curves.items(), ("#999999", "#0072B2"), strict=False):
+        for axes, key in ((reward, "reward"), (length, "completions/mean_length")):
+            values = np.array([line[key] for line in lines])
+            axes.plot(np.arange(1, len(values) + 1), values, color=colour, alpha=0.25, lw=1)
+            smooth = np.convolve(values, np.ones(LAST) / LAST, "valid")
+            axes.plot(np.arange(len(smooth)) + LAST, smooth, color=colour, label=METHODS[method][0].__name__)
+            axes.set_ylabel({"reward": "reward"}.get(key, "tokens of a response"))
+            axes.set_xlabel(f"step (heavy: mean of the last {LAST})")
+    reward.legend(frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--out", type=Path, default=Path("runs/trl_curves"))
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--config", default="quickstart")
+    options, rest = parser.parse_known_args(arguments)
+    config = config_of(["--config", options.config, "--steps", str(options.steps), *rest])
+    options.out.mkdir(parents=True, exist_ok=True)
+    curves = {method: train(method, config, options.out) for method in options.methods}
+    for method, lines in curves.items():
+        row = change(lines)
+        print(
+            f"{method:<10}reward {row['first']:+.2f} -> {row['last']:+.2f} (SE {row['standard_error']:.2f}), {len(lines)} steps, "
+            f"{row['step_seconds']:.1f} s a step, {row['minutes']:.0f} min"
+        )
+    if options.json:
+        summary = {method: change(lines) for method, lines in curves.items()}
+        versions = {"trl": trl.__version__, "torch": torch.__version__}
+        document = {"change": summary, "curves": curves, "settings": config.to_dict(), "machine": machine() | versions}
+        options.json.write_text(json.dumps(document, indent=1) + "\n")
+    if options.plot:
+        plot(curves, options.plot)
+
+
+if __name__ == "__main__":
+    main()
