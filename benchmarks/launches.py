@@ -44,6 +44,7 @@ _TYPES = {
 @dataclass(frozen=True)
 class Launch:
     kernel: Any  # triton.JITFunction
+    grid: tuple[int, ...]
     values: dict[str, Any]  # by parameter
     options: dict[str, Any]  # num_warps and the like
 
@@ -81,7 +82,7 @@ class _Recorder:
             values = dict(zip(self.kernel.arg_names, arguments, strict=False))
             values |= {name: value for name, value in named.items() if name in self.kernel.arg_names}
             options = {name: value for name, value in named.items() if name not in self.kernel.arg_names}
-            self.launches.append(Launch(self.kernel, values, options))
+            self.launches.append(Launch(self.kernel, grid, values, options))
 
         return record
 

@@ -112,15 +112,23 @@ def _why_no_triton() -> str | None:
         return "Triton is not installed"
     if tuple(map(int, version("triton").split(".")[:2])) < _OLDEST_TRITON:
         return f"Triton {version('triton')} is older than 3.6"
-    if _interprets() or (torch.cuda.is_available() and torch.version.cuda is not None):
+    if _interprets():
         return None
-    return "there is no CUDA device (with TRITON_INTERPRET=1, Triton's own variable, the kernels run on CPU tensors, slowly)"
+    if (reason := _why_no_nvidia_gpu()) is None:
+        return None
+    return f"{reason} (with TRITON_INTERPRET=1, Triton's own variable, the kernels run on CPU tensors, slowly)"
 
 
 def _why_no_cuda() -> str | None:
     if (reason := native_cuda.why_not_built()) is not None:
         return reason
-    return None if torch.cuda.is_available() and torch.version.cuda is not None else "there is no CUDA device"
+    return _why_no_nvidia_gpu()
+
+
+def _why_no_nvidia_gpu() -> str | None:
+    if not torch.cuda.is_available():
+        return "there is no CUDA device"
+    return None if torch.version.cuda is not None else "this PyTorch is built for ROCm, whose GPUs the kernels were not made for"
 
 
 def _why_not_dtype(dtype: torch.dtype) -> str | None:

@@ -1,4 +1,4 @@
-"""Where tensors are and how calls are run: a GPU that is not current, CUDA graphs, torch.compile, no wait for the device."""
+"""Where tensors are and how calls are run: a GPU that is not current (K35), graphs, torch.compile, no wait for the device."""
 
 from __future__ import annotations
 

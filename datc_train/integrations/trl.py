@@ -22,9 +22,9 @@ from trl import GRPOTrainer
 from datc_kernels import effective_sample_ratio, predicted_gain
 from datc_kernels.allocate_weights.diagnostics import at_band
 from datc_train.integrations.token_advantages import TokenAdvantages, token_advantages
-from datc_train.modes import evaluating
 from datc_train.policy import Policy, take_policy
 from datc_train.reward import RewardModel
+from datc_train.rollout.policy_mode import sampling_mode
 from datc_train.types import ScoredRollout
 
 # Held against the stock trainer in this repository's tests: with w = 1 the same bits.
@@ -156,22 +156,19 @@ class DATCTrainer(GRPOTrainer):
             backend=self.datc.backend,
         )
 
-    @torch.no_grad()
     def _hidden_states(self, policy: Policy, output: dict[str, Any], lengths: Tensor) -> Tensor:
-        """[N, D]: one pass of the decoder in evaluation mode, a training batch of rows at a time; the LM head is not called."""
-        prompt_ids, completion_ids = output["prompt_ids"], output["completion_ids"]
-        width, steps = prompt_ids.shape[1], completion_ids.shape[1]
+        """[N, D]: one pass of the decoder in evaluation mode, a training batch of rows at a time, a group's prompt once; the LM
+        head is not called.
+        """
+        prompts = [ids[mask.bool()].tolist() for ids, mask in zip(output["prompt_ids"], output["prompt_mask"], strict=True)]
         # From the lengths: TRL empties the mask of truncated responses that it leaves out of the loss.
-        real = torch.arange(steps, device=lengths.device) < lengths[:, None]
-        ids = torch.cat([prompt_ids, completion_ids], 1)
-        mask = torch.cat([output["prompt_mask"], real.to(output["prompt_mask"].dtype)], 1)
+        rows = zip(prompts, output["completion_ids"], lengths.tolist(), strict=True)
+        read = [(prompt, ids[:length]) for prompt, ids, length in rows if length]
         parts, size = [], self.args.per_device_train_batch_size
-        with evaluating(policy.model):
-            for start in range(0, len(ids), size):
-                rows = slice(start, start + size)
-                with self.compute_loss_context_manager():
-                    states = policy.backbone(input_ids=ids[rows], attention_mask=mask[rows], use_cache=False).last_hidden_state
-                parts.append(states[:, width - 1 : width - 1 + steps][real[rows]])
+        with sampling_mode(policy.model), self.compute_loss_context_manager():
+            for start in range(0, len(read), size):
+                batch = read[start : start + size]
+                parts.append(policy.hidden_states([prompt for prompt, _ in batch], [ids for _, ids in batch]))
         return torch.cat(parts)
 
     def _log_credit(

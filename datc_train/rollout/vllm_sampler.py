@@ -140,7 +140,9 @@ class VllmSampler(Sampler):
         prompt_ids = self._rows(prompts, seed)
         engine = self._served.engine
         assert engine is not None, "sync comes before sample"
-        self._wake_up()
+        assert self._served.version is not None
+        if self._wake_up():
+            self._check_serves(engine, self._served.version)
         groups = engine.ask("sample", rows=prompt_ids, seeds=_seeds(seed, prompt_ids), settings=self.sampling_settings())
         self._sleep()
         return self._rollout(prompts, prompt_ids, groups)
@@ -218,13 +220,16 @@ class VllmSampler(Sampler):
             raise ValueError(f"vllm_devices: expected indices below {len(names)}, the GPUs here, got {list(wanted)}")
         return own | {"CUDA_VISIBLE_DEVICES": ",".join(names[index] for index in wanted)}
 
-    def _wake_up(self) -> None:
-        if not self._served.awake:
-            assert self._served.engine is not None
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()  # what the trainer's allocator only keeps is the engine's now
-            self._served.engine.ask("wake_up")
-            self._served.awake = True
+    def _wake_up(self) -> bool:
+        """Whether it slept."""
+        if self._served.awake:
+            return False
+        assert self._served.engine is not None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # what the trainer's allocator only keeps is the engine's now
+        self._served.engine.ask("wake_up")
+        self._served.awake = True
+        return True
 
     def _sleep(self) -> None:
         if self.settings.sleep:

@@ -32,8 +32,8 @@ def test_t1_t2_equal_scores_give_exactly_zero(group_size: int, floor: float) -> 
     assert frac_reward_zero_std(score, group_size) == 1.0
 
 
-def test_t2_equal_group_beside_a_spread_one() -> None:
-    """T2: whether a group is dead is its own matter."""
+def test_t2_t47_equal_group_beside_a_spread_one() -> None:
+    """T2: whether a group is dead is its own matter. T47: how many are stands in the metrics of every step."""
     score = torch.tensor([17.3, 17.3, 17.3, 1.0, 2.0, 9.0])
     advantage = group_advantages(score, 3)
     assert (advantage[:3] == 0).all()

@@ -18,6 +18,7 @@ from transformers import set_seed  # noqa: E402
 
 from datc_kernels import allocate_weights, linear_credit  # noqa: E402
 from datc_train.integrations.trl import LOSSES, DATCConfig, DATCTrainer  # noqa: E402
+from datc_train.modes import evaluating  # noqa: E402
 from datc_train.quickstart import load_tiny_policy, load_tiny_reward_model, train_prompts  # noqa: E402
 from datc_train.reward import RewardModel  # noqa: E402
 
@@ -94,6 +95,7 @@ def trained(kind: type, folder: Path, **options: Any) -> dict[str, Tensor]:
     ids=lambda options: "-".join(map(str, options)) or "plain",
 )
 def test_method_grpo_is_the_stock_trainer_bit_for_bit(tmp_path: Path, options: dict[str, Any]) -> None:
+    """T70: a copy of a trainer's loss ignores the options that come later; here the loss is the trainer's own."""
     stock = trained(trl.GRPOTrainer, tmp_path / "a", **options)
     ours = trained(DATCTrainer, tmp_path / "b", datc={"method": "grpo"}, **options)
     assert equal(stock, ours)
@@ -226,7 +228,36 @@ def test_dropout_does_not_reach_the_credit(tmp_path: Path) -> None:
 
     trainer._hidden_states = watch
     trainer.train()
-    assert seen == [False]
+    assert seen
+    assert not any(seen)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_pass_for_the_credit_reads_a_groups_prompt_once(tmp_path: Path, checkpointing: bool) -> None:
+    """And gives the states of the rows as TRL pads them, in fewer tokens; TRL checkpoints activations by default."""
+    trainer = make(DATCTrainer, tmp_path, max_steps=1, per_device_train_batch_size=8, gradient_checkpointing=checkpointing)
+    inner, compared = trainer._hidden_states, []
+
+    def watch(policy: Any, output: Any, lengths: Tensor) -> Tensor:
+        read: list[int] = []
+        embedding = policy.model.get_input_embeddings()
+        hook = embedding.register_forward_hook(lambda _, arguments, __: read.append(arguments[0].numel()))
+        states = inner(policy, output, lengths)
+        hook.remove()
+        prompts, answers = output["prompt_ids"], output["completion_ids"]
+        real = torch.arange(answers.shape[1]) < lengths[:, None]
+        mask = torch.cat([output["prompt_mask"], real.to(output["prompt_mask"].dtype)], 1)
+        with torch.no_grad(), evaluating(policy.model):
+            whole = policy.backbone(input_ids=torch.cat([prompts, answers], 1), attention_mask=mask, use_cache=False)
+        expected = whole.last_hidden_state[:, prompts.shape[1] - 1 : -1][real]
+        torch.testing.assert_close(states, expected, rtol=1e-4, atol=1e-5)
+        assert not bool(output["prompt_mask"].all())  # prompts of two lengths
+        compared.append(sum(read[-4:]) < int(mask.sum()))
+        return states
+
+    trainer._hidden_states = watch
+    trainer.train()
+    assert compared == [True]
 
 
 def test_a_run_goes_on_from_a_checkpoint_of_trls(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from test_rollout import EOS, WORDS, make_model, split, teacher_forced, user, with_adapter
 from test_rollout import tokenizer as tokenizer  # a fixture
 from test_train import TINY, adapter, lines
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM
 
 import datc_train.rollout.vllm_sampler as module
 from datc_train import train, vllm_engine
@@ -212,7 +212,7 @@ def test_seeds_are_of_the_prompt_alone() -> None:
     assert all(0 <= seed < 2**62 for seed in _seeds(5, [a, b]))
 
 
-def test_t56_sleep_is_level_one_and_wakes_before_work(tokenizer: Any, tmp_path: Path, engines: Any) -> None:
+def test_t56_t57_sleep_is_level_one_and_wakes_before_work(tokenizer: Any, tmp_path: Path, engines: Any) -> None:
     model = with_adapter(make_model())
     made = sampler(model, tokenizer, tmp_path, settings={"sleep": True})
     made.sync(0)
@@ -223,6 +223,19 @@ def test_t56_sleep_is_level_one_and_wakes_before_work(tokenizer: Any, tmp_path: 
     made.sample(user("a"), seed=0)
     assert engines[0].options["enable_sleep_mode"]
     assert engines[0].asked[-6:] == ["sleep", "wake_up", "use_adapter", "read", "sample", "sleep"]
+    made.sample(user("a"), seed=1)  # T58: what woke is read before it is sampled from
+    assert engines[0].asked[-4:] == ["wake_up", "read", "sample", "sleep"]
+
+
+def test_t58_an_engine_that_wakes_with_other_weights_is_found(tokenizer: Any, tmp_path: Path, engines: Any) -> None:
+    made = sampler(with_adapter(make_model()), tokenizer, tmp_path, settings={"sleep": True})
+    made.sync(0)
+    made.sample(user("a"), seed=0)
+    with torch.no_grad():
+        engines[0].model.get_output_embeddings().weight.mul_(1.5)
+    with pytest.raises(RuntimeError, match="does not serve the weights after 0 updates: its log-probabilities of a text differ"):
+        made.sample(user("a"), seed=1)
+    assert engines[0].closed
 
 
 # ---------------------------------------------------------------- weights on disk
@@ -311,6 +324,17 @@ def test_an_adapter_that_vllm_would_serve_otherwise_is_refused(settings: dict, s
         check_adapter(policy)
 
 
+def test_t39_t59_adapters_of_experts_are_refused() -> None:
+    """T59: vLLM lays a mixture's experts out otherwise. T39: they are adapted by `target_parameters`."""
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "num_hidden_layers": 1, "vocab_size": 24}
+    mixture = MixtralForCausalLM(MixtralConfig(**shape, **experts))
+    (name,) = {name.split(".", 3)[3] for name, _ in mixture.named_parameters() if name.endswith("gate_up_proj")}
+    policy = get_peft_model(mixture, LoraConfig(r=2, target_modules=[], target_parameters=[name]))
+    with pytest.raises(ValueError, match="^sampler: vllm serves plain LoRA of one rank, got an adapter with target_parameters="):
+        check_adapter(policy)
+
+
 # ---------------------------------------------------------------- what comes back
 
 
@@ -363,6 +387,7 @@ def answers(*groups: Any) -> Any:
     ],
 )
 def test_answers_that_are_no_rollout(tokenizer: Any, tmp_path: Path, engines: Any, groups: Any, says: str) -> None:
+    """T7, T20, T21, T42: what does not fit together is an error, and nothing is padded or cut to make it fit."""
     made = sampler(with_adapter(make_model()), tokenizer, tmp_path, group_size=2)
     made.sync(0)
     engines[0].sample = answers(*groups)
