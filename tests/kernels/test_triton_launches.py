@@ -29,7 +29,7 @@ WRITTEN = {  # by kernel: the parameters that it stores through
     "linear_credit_kernel": ("partials", "z_y", "u_y"),
     "logits_credit_kernel": ("partials", "z_y", "u_y"),
     "merge_partials_kernel": ("merged",),
-    "allocate_kernel": ("weights", "temperatures"),
+    "allocate_kernel": ("weight", "temperature"),
     "logit_gradient_kernel": ("out",),
 }
 
@@ -128,7 +128,7 @@ for capability in ((8, 0), (9, 0)):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     dots = [line.split() for line in done.stdout.splitlines()]
-    assert {int(n) for name, _, n in dots if name == "linear_credit_kernel"} == {1, 2}  # without and with the reward half
+    assert {int(n) for name, _, n in dots if name == "linear_credit_kernel"} == {2}  # logits and rewards
     assert {int(n) for name, _, n in dots if name == "logits_credit_kernel"} == {0, 1}
     assert {int(n) for name, _, n in dots if name == "merge_partials_kernel"} == {0}
 
