@@ -42,20 +42,28 @@ LAST = 10  # steps whose mean is drawn and reported
 
 def train(method: str, config: Config, folder: Path) -> list[dict[str, float]]:
     """The lines of TRL's log, one a step, from as far as the run has come in `folder` to its end."""
-    finished = folder / f"{method}.json"
+    finished, saved = folder / f"{method}.json", folder / method
+    last = get_last_checkpoint(str(saved)) if saved.is_dir() else None
     if finished.is_file():
-        lines: list[dict[str, float]] = json.loads(finished.read_text())
-        if len(lines) == config.steps:
-            return lines
+        history: list[dict[str, float]] = json.loads(finished.read_text())
+    elif last is not None:  # a checkpoint of the last step is not trained on: TRL would take one step more
+        history = json.loads((Path(last) / "trainer_state.json").read_text())["log_history"]
+    else:
+        history = []
+    if len(lines := _kept(history)) >= config.steps:
+        return lines[: config.steps]
     kind, extra = METHODS[method]
     rows = [{"prompt": prompt.messages} for prompt in find_prompts(config.prompts, config.prompt_column)]
-    saved = folder / method
     options = {"save_strategy": "steps", "save_steps": SAVE_EVERY, "save_total_limit": 1, "save_only_model": False}
     trainer = make_trainer(kind, config, rows, saved, extra, **options)
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(saved)) if saved.is_dir() else None)
-    lines = [{key: line[key] for key in KEPT if key in line} for line in trainer.state.log_history if "reward" in line]
+    trainer.train(resume_from_checkpoint=last)
+    lines = _kept(trainer.state.log_history)
     finished.write_text(json.dumps(lines))
     return lines
+
+
+def _kept(history: list[dict[str, float]]) -> list[dict[str, float]]:
+    return [{key: line[key] for key in KEPT if key in line} for line in history if "reward" in line]
 
 
 def change(lines: list[dict[str, float]]) -> dict[str, float]:

@@ -65,3 +65,5 @@ def test_curves_go_on_where_they_stopped(tmp_path: Path, monkeypatch: pytest.Mon
     assert (tmp_path / "c.png").stat().st_size > 5_000
     monkeypatch.setattr(trl_curves, "make_trainer", None)
     trl_curves.main([*words, "--steps", "7"])  # complete: not trained again
+    (tmp_path / "datc_trl.json").unlink()
+    trl_curves.main([*words, "--steps", "5"])  # nor from a checkpoint of its last step
