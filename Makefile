@@ -87,6 +87,7 @@ test-vllm: $(VLLM_VENV)/.installed
 
 bench: install
 	$(BIN)/python -m benchmarks.credit_cost
+	$(BIN)/python -m benchmarks.credit_cost --threads 1 --only small
 	$(BIN)/python -m pytest benchmarks --benchmark-only --benchmark-columns=median,iqr,rounds
 
 compare: install

@@ -109,7 +109,8 @@ class BuildWherePossible(build_ext):
         for ext in self.extensions:
             note = Path(self.build_lib, *FOLDER.split("."), NOTES[ext.name])
             (target / note.name).unlink(missing_ok=True)
-            if note.exists():
+            if note.exists():  # what an earlier build left would be taken for this one
+                (target / Path(self.get_ext_filename(ext.name)).name).unlink(missing_ok=True)
                 self.copy_file(str(note), str(target / note.name))
 
 

@@ -31,9 +31,10 @@ DATC_DEVICE double allocate(const Team& team, const Response& r, double ceiling,
   const double lowest = team.min([&](int64_t t) { return r.free(t) ? d[t] : double(INFINITY); });
   const double highest = team.max([&](int64_t t) { return r.free(t) ? d[t] : -double(INFINITY); });
   const double absolute = team.sum([&](int64_t t) { return r.free(t) ? std::fabs(d[t]) : 0.0; });
-  const bool finite = team.sum([&](int64_t t) { return r.free(t) && !std::isfinite(d[t]) ? 1.0 : 0.0; }) == 0;
-  if (n < 2 || r.advantage == 0 || ceiling == 1 || (highest == lowest && (finite || std::isinf(absolute)))) return 1;
-  if (!finite || !std::isfinite(r.advantage)) {
+  const bool finite =
+      std::isfinite(r.advantage) && team.sum([&](int64_t t) { return r.free(t) && !std::isfinite(d[t]) ? 1.0 : 0.0; }) == 0;
+  if (n < 2 || r.advantage == 0 || ceiling == 1 || (finite && highest == lowest)) return 1;
+  if (!finite) {
     team.each([&](int64_t t) {
       if (r.free(t)) weight[t] = NAN;
     });

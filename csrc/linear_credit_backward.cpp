@@ -36,6 +36,18 @@ void add_column_sums(const float* tile, int64_t rows, int64_t count, float* sum)
   });
 }
 
+// Rows from `start` on as the library takes them; those that are ignored are zeros where `clean`: zero times a NaN that lies in one
+// would spoil the weight's gradient.
+Matrix block_of_hidden(
+    const RowPass& pass, const Matrix& rows, const int64_t* ids, int64_t ignore_index, bool clean, Tensor& space) {
+  if (!clean || std::find(ids, ids + rows.rows, ignore_index) == ids + rows.rows) return operand(pass, rows, space);
+  const Matrix copy = float_copy(pass, rows, space);
+  for (int64_t i = 0; i < rows.rows; ++i) {
+    if (ids[i] == ignore_index) std::memset(copy.at(i, 0), 0, copy.columns * sizeof(float));
+  }
+  return copy;
+}
+
 }  // namespace
 
 std::tuple<Tensor, Tensor, Tensor> linear_credit_backward(
@@ -48,7 +60,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_credit_backward(
   const Matrix left = Matrix::of("hidden", hidden), table = Matrix::of("weight", weight);
   const int64_t n = left.rows, width = left.columns, most = std::min(tile_rows, n);
   const auto* ids = static_cast<const int64_t*>(token_ids.const_data_ptr());
-  Tensor tile_space = empty_floats(std::max<int64_t>(1, most * tile_columns)), table_space, sum_space;
+  Tensor tile_space = empty_floats(std::max<int64_t>(1, most * tile_columns)), hidden_space, table_space, sum_space;
   float* tile = floats(tile_space);
 
   Tensor grad_hidden = empty_floats(hidden_needed ? n : 0, width);
@@ -69,7 +81,8 @@ std::tuple<Tensor, Tensor, Tensor> linear_credit_backward(
                                 : (weight_needed ? Matrix::of(floats(sum_space), count, width) : rows_of_table);
     for (int64_t start = 0; start < n; start += tile_rows) {
       const int64_t stop = std::min(n, start + tile_rows);
-      const Matrix block = left.slice(start, stop), out = Matrix::of(tile, stop - start, count);
+      const Matrix block = block_of_hidden(pass, left.slice(start, stop), ids + start, ignore_index, weight_needed, hidden_space);
+      const Matrix out = Matrix::of(tile, stop - start, count);
       multiply(block, rows_of_table.transposed(), out);
       gradient_tile(
           pass, head, ids, ignore_index, floats(incoming), floats(logprob), floats(saved), n, start, stop - start, lo, count,

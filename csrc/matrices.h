@@ -118,9 +118,8 @@ inline void write_row(const float* from, int64_t count, ScalarType dtype, void* 
   }
 }
 
-// The matrix itself where the library takes it, else a float32 copy in `space` (grown as needed).
-inline Matrix operand(const RowPass& pass, const Matrix& m, Tensor& space) {
-  if (m.direct()) return m;
+// A float32 copy in `space` (grown as needed).
+inline Matrix float_copy(const RowPass& pass, const Matrix& m, Tensor& space) {
   const int64_t count = std::max<int64_t>(1, m.rows * m.columns);
   if (!space.defined() || space.numel() < count) space = empty_floats(count);
   float* to = floats(space);
@@ -128,6 +127,11 @@ inline Matrix operand(const RowPass& pass, const Matrix& m, Tensor& space) {
     for (int64_t i = begin; i < end; ++i) read_row(pass, m, i, 0, m.columns, to + i * m.columns);
   });
   return Matrix::of(to, m.rows, m.columns);
+}
+
+// The matrix itself where the library takes it, else a float32 copy in `space`.
+inline Matrix operand(const RowPass& pass, const Matrix& m, Tensor& space) {
+  return m.direct() ? m : float_copy(pass, m, space);
 }
 
 // out = a b, or out += a b.

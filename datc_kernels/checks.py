@@ -10,11 +10,13 @@ from typing import NoReturn
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 INTEGERS = (torch.int64, torch.int32)
+SMALLEST, LARGEST = 1e-30, 1e30  # of scalars, whose quotients float32 must hold
 ALL_COLUMNS = -1  # what an op takes for vocab_size=None under a process group: every column that some rank has
 
 
@@ -44,6 +46,15 @@ def check_float(name: str, value: object, ndim: int, shape: str) -> Tensor:
     return tensor
 
 
+def check_no_tangent(**tensors: Tensor | None) -> None:
+    """The ops have no forward-mode derivative, and PyTorch would take a missing one for zero."""
+    if torch.compiler.is_compiling():
+        return
+    for name, tensor in tensors.items():
+        if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
+            raise RuntimeError(f"{name}: expected a tensor without a forward-mode tangent; logprob has a backward only")
+
+
 def check_size(name: str, tensor: Tensor, dim: int, expected: int, of: str) -> None:
     if tensor.shape[dim] != expected:
         fail(name, f"size {expected} in dimension {dim} ({of})", tuple(tensor.shape))
@@ -69,9 +80,14 @@ def check_token_ids(token_ids: object, rows: int, of: str, device: torch.device)
 
 
 def check_positive(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < float(value) < float("inf"):
-        fail(name, "a finite number above 0", repr(value))
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not SMALLEST <= value <= LARGEST:
+        fail(name, f"a number above 0, from {SMALLEST:g} to {LARGEST:g}", shown(value))
     return float(value)
+
+
+def shown(value: object) -> str:
+    """For a message: Python refuses to write integers of thousands of digits."""
+    return f"an integer of {value.bit_length()} bits" if isinstance(value, int) and value.bit_length() > 128 else repr(value)
 
 
 def check_temperature(temperature: object, rows: int, device: torch.device) -> tuple[float, Tensor | None]:
@@ -110,8 +126,8 @@ def check_slice(process_group: object | None, vocab_start: object, vocab_size: o
 
 
 def check_ignore_index(ignore_index: object) -> int:
-    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
-        fail("ignore_index", "an integer", repr(ignore_index))
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int) or not -(2**63) <= ignore_index < 2**63:
+        fail("ignore_index", "an integer of 64 bits", shown(ignore_index))
     return ignore_index
 
 
@@ -130,10 +146,10 @@ def check_ids_in_support(token_ids: Tensor, vocab_size: int, ignore_index: int) 
 
 
 def check_row_temperature(row_temperature: Tensor | None, token_ids: Tensor, ignore_index: int) -> None:
-    """On a CPU, raise for a temperature that is not a finite number above 0 in a row that counts; elsewhere nothing."""
+    """On a CPU, raise for a temperature that is not such a number in a row that counts; elsewhere nothing."""
     if row_temperature is None or row_temperature.device.type != "cpu":
         return
-    wrong = ~((row_temperature > 0) & row_temperature.isfinite()) & (token_ids != ignore_index)
+    wrong = ~((row_temperature >= SMALLEST) & (row_temperature <= LARGEST)) & (token_ids != ignore_index)
     if bool(wrong.any()):
         row = int(wrong.nonzero()[0])
-        fail("temperature", "finite numbers above 0", f"{row_temperature[row].item()} in row {row}")
+        fail("temperature", f"numbers above 0, from {SMALLEST:g} to {LARGEST:g}", f"{row_temperature[row].item()} in row {row}")

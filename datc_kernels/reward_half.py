@@ -11,8 +11,10 @@ from .types import TokenCredit
 
 
 def to_token_credit(logprob: Tensor, stats: Tensor) -> TokenCredit:
+    """Fields of their own memory where the backward reads `stats`: a caller may write into a constant."""
     names = STATS if stats.shape[0] == len(STATS) else STATS + REWARD_STATS
-    fields = dict(zip(names, stats.detach().unbind(0), strict=True))
+    constants = stats.detach().clone() if logprob.requires_grad else stats.detach()
+    fields = dict(zip(names, constants.unbind(0), strict=True))
     del fields["logit_max"], fields["log_partition"]
     return TokenCredit(logprob=logprob, **fields)
 

@@ -73,8 +73,10 @@ def test_a_wheel_built_without_torch_says_what_is_missing(tree):
 
 
 def test_without_a_compiler_the_build_succeeds_and_the_reason_arrives(tree):
-    setup(tree, "build_ext", "--inplace", CXX="/nowhere/g++", CC="/nowhere/gcc")
     folder = tree / "datc_kernels" / "_native"
+    folder.mkdir(exist_ok=True)
+    (folder / "datc_cpu.abi3.so").write_text("of an earlier build")
+    setup(tree, "build_ext", "--inplace", CXX="/nowhere/g++", CC="/nowhere/gcc")
     assert [path.name for path in folder.iterdir()] == ["missing.txt"]
     with patch.object(native, "__file__", str(folder.parent / "native.py")):
         reason = native._load()

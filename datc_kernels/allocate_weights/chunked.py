@@ -38,7 +38,8 @@ def allocate(
     util = segments.spread(direction / scale) * centred
     top = segments.reduce(torch.where(free, util, -torch.inf), "max")
     bottom = segments.reduce(torch.where(free, util, torch.inf), "min")
-    uniform = (n < 2) | (A == 0) | (highest == lowest)
+    finite = A.isfinite() & (segments.reduce((free & ~credit.isfinite()).double(), "sum") == 0)
+    uniform = (n < 2) | (A == 0) | (finite & (highest == lowest))
     if ceiling == 1.0:
         uniform = torch.ones_like(uniform)
     span = torch.where(uniform, 0.0, top - bottom)
@@ -63,6 +64,7 @@ def allocate(
     e, largest, _ = extremes(high)
     # clamp: at the bound itself the last bit of the rounding may stand above it.
     weight = (e * segments.spread(largest)).clamp(1 / ceiling, ceiling)
-    # Not a comparison with `uniform` alone: a NaN credit must show as NaN weights.
+    weight = torch.where(segments.spread(finite), weight, torch.nan)
+    temperature = torch.where(finite, high, torch.nan)
     keep = free & ~segments.spread(uniform)
-    return torch.where(keep, weight, 1.0), torch.where(uniform, 1.0, high)
+    return torch.where(keep, weight, 1.0), torch.where(uniform, 1.0, temperature)

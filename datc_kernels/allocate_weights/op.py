@@ -32,7 +32,8 @@ def allocate_weights(
         tau = the smallest value >= 1 with max w <= ceiling and min w >= 1 / ceiling
 
     Frozen and padded positions have weight exactly 1, and so has every position where n < 2, A = 0, all d are equal or
-    ceiling = 1. The token's advantage is A w: the response keeps its sign and its mean.
+    ceiling = 1; otherwise a response whose A, or whose d at a free position, is not finite has weights and temperature NaN. The
+    token's advantage is A w: the response keeps its sign and its mean.
 
     Args:
         credit: d, responses end to end [N] with `lengths`, or padded [B, T] with `mask`; float.
@@ -42,8 +43,8 @@ def allocate_weights(
         mask: True at tokens, False at padding, [B, T] bool; None with credit [B, T]: no padding.
         frozen: True where the weight stays 1, bool in the shape of credit.
         ceiling: lambda, at least 1. utility: "advantage" or "sign".
-        backend: None, "reference", "chunked", "cpu" (C++), "cuda" (CUDA C++) or "triton" (float32 inside; the others use
-            float64).
+        backend: None, "reference", "chunked", "cpu" (C++), "cuda" (CUDA C++) or "triton" (float32 inside, NaN where that does
+            not hold A / std d; the others use float64).
 
     Returns:
         TokenWeights: weight in credit's shape and temperature [B], float32 (float64 for float64 credit).
@@ -82,8 +83,8 @@ def allocate_weights(
             checks.fail("lengths", "int64 or int32", lengths.dtype)
         checks.check_device("lengths", lengths, "credit", device)
     checks.check_size("advantage", advantage, 0, lengths.shape[0], "B")
-    if isinstance(ceiling, bool) or not isinstance(ceiling, (int, float)) or not 1 <= ceiling < float("inf"):
-        checks.fail("ceiling", "a finite number of at least 1", repr(ceiling))
+    if isinstance(ceiling, bool) or not isinstance(ceiling, (int, float)) or not 1 <= ceiling <= checks.LARGEST:
+        checks.fail("ceiling", f"a number from 1 to {checks.LARGEST:g}", checks.shown(ceiling))
     if utility not in ("advantage", "sign"):
         checks.fail("utility", '"advantage" or "sign"', repr(utility))
     flat = None if frozen is None else frozen.reshape(-1)

@@ -20,10 +20,12 @@ def allocate(
         start += length
         free = tokens if frozen is None else tokens[~frozen[tokens]]
         d, A = credit[free].double(), advantage[b].double()
-        if len(free) < 2 or A == 0 or ceiling == 1.0 or d.max() == d.min():
+        if len(free) < 2 or A == 0 or ceiling == 1.0:
             continue
-        if not d.isfinite().all():
+        if not (d.isfinite().all() and A.isfinite()):
             weight[free], temperature[b] = torch.nan, torch.nan
+            continue
+        if d.max() == d.min():
             continue
         s = (d - d.mean()) / (d.std(correction=0) + 1e-3 * d.abs().mean())
         util = (A.sign() if utility == "sign" else A) * s

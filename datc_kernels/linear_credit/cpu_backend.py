@@ -1,8 +1,8 @@
 """`linear_credit` by the C++ extension: library products into a tile that stays in cache, then one vectorised pass over it.
 
-Extra memory: at most 64 MiB and [N] results; in the backward also the gradients in float32 and a float32 copy of hidden where
-it is another dtype. The row pass gives a row the same bits whatever its batch and the number of threads; the products, and so
-the results, only as far as the platform's matrix library does.
+Extra memory: at most 64 MiB and [N] results; in the backward also the gradients, hidden's and bias's in float32. The row pass
+gives a row the same bits whatever its batch and the number of threads; the products, and so the results, only as far as the
+platform's matrix library does.
 """
 
 from __future__ import annotations
@@ -36,15 +36,11 @@ def backward(
     x: LinearInputs, grad_logprob: Tensor, logprob: Tensor, stats: Tensor, needs: tuple[bool, bool, bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of hidden, in float32, weight and bias; probabilities are computed again, tile by tile. Deterministic."""
-    hidden = x.hidden.to(torch.float32)
-    if needs[1]:
-        # Zero times a NaN that lies in an ignored row would spoil the weight's gradient.
-        hidden = hidden.masked_fill(x.ignored[:, None], 0.0)
     h, w, b = torch.ops.datc_cpu.linear_credit_backward(
         grad_logprob.to(torch.float32).contiguous(),
         logprob.contiguous(),
         stats.contiguous(),
-        hidden.contiguous(),
+        x.hidden,
         x.weight,
         x.token_ids.to(torch.int64).contiguous(),
         *head_arguments(x.bias, x.transform),

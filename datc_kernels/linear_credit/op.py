@@ -67,7 +67,7 @@ def linear_credit(
     Raises:
         ValueError: beginning with the argument's name. On CPUs also for an id outside the support; on other devices every
             field of such a row is NaN.
-        RuntimeError: the backend asked for cannot run here.
+        RuntimeError: the backend asked for cannot run here; an input has a forward-mode tangent.
 
     Example:
         >>> import torch
@@ -91,6 +91,7 @@ def linear_credit(
         checks.check_float("bias", bias, 1, "[V]")
         checks.check_size("bias", bias, 0, weight.shape[0], "V of weight")
         checks.check_device("bias", bias, "hidden", device)
+    checks.check_no_tangent(hidden=hidden, weight=weight, bias=bias)
     check_reward(reward_grad, reward_embedding, n, device, may_be_empty=process_group is not None)
     scalar, per_row = checks.check_temperature(temperature, n, device)
     group, support = checks.check_slice(process_group, vocab_start, vocab_size, weight.shape[0], "V of weight")

@@ -62,6 +62,7 @@ def logits_credit(
         checks.fail("logits", "at least one column", tuple(logits.shape))
     device = logits.device
     checks.check_token_ids(token_ids, n, "N of logits", device)
+    checks.check_no_tangent(logits=logits)
     if reward is not None:
         if reward_grad is not None or reward_embedding is not None:
             checks.fail("reward", "None beside reward_grad and reward_embedding (one of the two ways)", "both")

@@ -119,6 +119,23 @@ def test_frozen_positions_are_exactly_one_whatever_they_hold(backend):
     assert (clean.weight[~frozen] != 1).any()
 
 
+@pytest.mark.parametrize("utility", ["advantage", "sign"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_gives_nan_in_its_own_response_only(value, utility, backend):
+    """A credit, an advantage, or all credits; but what nothing can be told from stays 1."""
+    credit = torch.randn(24, generator=torch.Generator().manual_seed(0))
+    advantage, lengths = torch.tensor([1.0, 1.0, -1.0, 0.0, 1.0, -0.5]), torch.tensor([5, 5, 5, 4, 1, 4])
+    clean = allocate_weights(credit, advantage, lengths, utility=utility, backend=backend)
+    credit[2], advantage[1], credit[10:15], credit[15:20] = value, value, value, value
+    got = allocate_weights(credit, advantage, lengths, utility=utility, backend=backend)
+    assert got.weight[:15].isnan().all()
+    assert got.temperature[:3].isnan().all()
+    assert (got.weight[15:20] == 1).all()  # A = 0, and a response of one token
+    assert torch.equal(got.weight[20:], clean.weight[20:])
+    assert torch.equal(got.temperature[3:], clean.temperature[3:])
+    assert (allocate_weights(credit, advantage, lengths, utility=utility, ceiling=1.0, backend=backend).weight == 1).all()
+
+
 def test_a_nan_credit_shows_in_its_own_response_only(backend):
     credit, advantage, lengths, _ = responses([12, 20])
     clean = allocate_weights(credit, advantage, lengths, backend=backend)

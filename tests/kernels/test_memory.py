@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from datc_kernels import linear_credit, logits_credit
+from datc_kernels import linear_credit, logits_credit, missing_backends
 from datc_kernels.testing.inputs import Sizes, plain
 from datc_kernels.testing.variants import using
 
@@ -75,6 +75,25 @@ def test_peak_of_a_large_head_stays_below_64_mib():
     peak, largest = measure(linear(plain(0, Sizes(N=512, V=65_536, D=32, K=32))))
     assert peak < 16 * MIB
     assert largest <= 4 * MIB
+
+
+@pytest.mark.skipif("cpu" in missing_backends(), reason=missing_backends().get("cpu", ""))
+@pytest.mark.parametrize("layout", ["contiguous", "transposed"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("trained", ["hidden", "weight"])
+def test_the_backward_of_the_cpu_backend_copies_no_whole_hidden(trained, dtype, layout):
+    """Beyond the gradients, in the compute dtype and in the input's, and [N] vectors: its workspace."""
+    N, V, D = 16_384, 96, 512
+    hidden = torch.randn(D, N).to(dtype).T if layout == "transposed" else torch.randn(N, D).to(dtype)
+    hidden.requires_grad_(trained == "hidden")
+    weight = torch.randn(V, D).to(dtype).requires_grad_(trained == "weight")
+    ids = torch.randint(V, (N,))
+    ids[::7] = -100
+    logprob = linear_credit(hidden, weight, ids, backend="cpu").logprob.sum()
+    wanted = hidden if trained == "hidden" else weight
+    peak, _ = measure(lambda: torch.autograd.grad(logprob, wanted))
+    results = (N if trained == "hidden" else V) * D * (4 if dtype == torch.float32 else 6)
+    assert peak < results + 16 * MIB  # hidden itself is 16 or 32 MiB
 
 
 def test_forward_of_existing_logits_adds_a_bounded_workspace():

@@ -240,6 +240,38 @@ def test_without_gradients(mode, backend):
     assert_same(direct, logits_credit(case.logits(), *case.args[2:], backend=backend))
 
 
+def test_a_forward_mode_derivative_is_refused(backend):
+    """PyTorch takes a derivative that an op does not have for zero."""
+    case = plain(0, Sizes(N=6, V=40, D=8, K=8))
+    ids, one = case.token_ids % 40, torch.ones_like
+    calls = {
+        "hidden": (lambda x: linear_credit(x, case.weight, ids, backend=backend).logprob, case.hidden),
+        "weight": (lambda x: linear_credit(case.hidden, x, ids, backend=backend).logprob, case.weight),
+        "logits": (lambda x: logits_credit(x, ids, backend=backend).logprob, case.logits()),
+    }
+    for name, (call, x) in calls.items():
+        with pytest.raises(RuntimeError, match=f"^{name}: expected a tensor without a forward-mode tangent"):
+            torch.func.jvp(call, (x,), (one(x),))
+        with torch.autograd.forward_ad.dual_level(), pytest.raises(RuntimeError, match=f"^{name}: "):
+            call(torch.autograd.forward_ad.make_dual(x, one(x)))
+
+
+def test_constants_may_be_written_into(backend):
+    case = plain(0, Sizes(N=6, V=40, D=8, K=8))
+    gradients = []
+    for change in (False, True):
+        hidden, logits = case.hidden.clone().requires_grad_(), case.logits().requires_grad_()
+        made = linear_credit(hidden, *case.args[1:], backend=backend), logits_credit(logits, *case.args[2:], backend=backend)
+        for out in made:
+            if change:
+                for name in ("entropy", "logsumexp", "sum_p2", "credit", "displacement_norm"):
+                    getattr(out, name).add_(1.0).clamp_(-1, 1)
+            out.logprob.sum().backward()
+        gradients.append((hidden.grad, logits.grad))
+    assert torch.equal(gradients[0][0], gradients[1][0])
+    assert torch.equal(gradients[0][1], gradients[1][1])
+
+
 def test_deterministic_algorithms_can_be_demanded(backend):
     case = plain()
     torch.use_deterministic_algorithms(True)

@@ -116,6 +116,28 @@ def test_what_is_not_finite_shows_in_its_own_response_only(value, backend):
     assert got.temperature[1:].isnan().all()
 
 
+@pytest.mark.parametrize("utility", ["advantage", "sign"])
+def test_not_finite_is_what_the_reference_calls_so(utility, backend):
+    for value in (torch.nan, torch.inf, -torch.inf):
+        credit = torch.randn(24, generator=torch.Generator().manual_seed(0))
+        advantage, lengths = torch.tensor([1.0, 1.0, -1.0, 0.0, 1.0, -0.5]), torch.tensor([5, 5, 5, 4, 1, 4])
+        credit[2], advantage[1], credit[10:15], credit[15:20] = value, value, value, value
+        got, reference = (
+            allocate_weights(credit, advantage, lengths, utility=utility, backend=b) for b in (backend, "reference")
+        )
+        assert torch.equal(got.weight.isnan(), reference.weight.isnan())
+        assert torch.equal(got.temperature.isnan(), reference.temperature.isnan())
+        torch.testing.assert_close(got.weight, reference.weight, equal_nan=True, rtol=0, atol=1e-5)
+
+
+def test_what_float32_does_not_hold_is_nan_not_another_number(backend):
+    """The other backends compute in float64."""
+    wide = allocate_weights(torch.tensor([3e38, -3e38, 0.0]), torch.ones(1), backend=backend)
+    steep = allocate_weights(torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([3e38]), backend=backend)
+    assert wide.weight.isnan().all()
+    assert steep.weight.isnan().all()
+
+
 def test_a_response_alone_has_the_bits_it_has_among_others(backend):
     credit = torch.randn(90, generator=torch.Generator().manual_seed(0))
     lengths, advantage = torch.tensor([30, 50, 10]), torch.tensor([1.0, -2.0, 0.5])
