@@ -7,8 +7,8 @@
     datc_trl  DATCTrainer, method datc
 
 Same prompts, seed and settings. TRL saves its checkpoints under --out; the same command goes on from the last one, and a run that
-is complete is not run again, so that the two can be trained at different times. One run of each is an example, not a comparison:
-the spread between seeds is that of `benchmarks/compare.py`.
+is complete is not run again, so that the two can be trained at different times; other settings need another --out. One run of
+each is an example, not a comparison: the spread between seeds is that of `benchmarks/compare.py`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from datc_train.cli import config_of
 from datc_train.config import Config
 from datc_train.data import find_prompts
 from datc_train.integrations.trl import DATCTrainer
+from datc_train.summary import reward_change
 
 METHODS: dict[str, tuple[type[GRPOTrainer], dict[str, Any]]] = {
     "trl": (GRPOTrainer, {}),
@@ -37,7 +38,7 @@ METHODS: dict[str, tuple[type[GRPOTrainer], dict[str, Any]]] = {
 }
 KEPT = ("reward", "kl", "completions/mean_length", "completions/clipped_ratio", "grad_norm", "step_time", "datc/ess")
 SAVE_EVERY = 5
-LAST = 10  # steps whose mean is drawn and reported
+LAST = 10  # steps whose mean is drawn
 
 
 def train(method: str, config: Config, folder: Path) -> list[dict[str, float]]:
@@ -53,9 +54,9 @@ def train(method: str, config: Config, folder: Path) -> list[dict[str, float]]:
     if len(lines := _kept(history)) >= config.steps:
         return lines[: config.steps]
     kind, extra = METHODS[method]
-    rows = [{"prompt": prompt.messages} for prompt in find_prompts(config.prompts, config.prompt_column)]
+    prompts = find_prompts(config.prompts, config.prompt_column)
     options = {"save_strategy": "steps", "save_steps": SAVE_EVERY, "save_total_limit": 1, "save_only_model": False}
-    trainer = make_trainer(kind, config, rows, saved, extra, **options)
+    trainer = make_trainer(kind, config, prompts, saved, extra, **options)
     trainer.train(resume_from_checkpoint=last)
     lines = _kept(trainer.state.log_history)
     finished.write_text(json.dumps(lines))
@@ -66,12 +67,25 @@ def _kept(history: list[dict[str, float]]) -> list[dict[str, float]]:
     return [{key: line[key] for key in KEPT if key in line} for line in history if "reward" in line]
 
 
+def check_settings(config: Config, folder: Path) -> None:
+    """Raises ValueError where the folder holds runs of other settings than these, but for their length."""
+    settings, file = config.to_dict() | {"steps": None}, folder / "settings.json"
+    before = json.loads(file.read_text()) if file.is_file() else settings
+    changed = [key for key, value in settings.items() if before.get(key) != value]
+    if changed:
+        raise ValueError(f"{changed[0]}: expected {before.get(changed[0])!r} as in {file}, got {settings[changed[0]]!r}")
+    file.write_text(json.dumps(settings))
+
+
 def change(lines: list[dict[str, float]]) -> dict[str, float]:
-    first, last = ([line["reward"] for line in part] for part in (lines[:LAST], lines[-LAST:]))
+    """Of the first to the last quarter of the steps."""
+    found = reward_change([{"reward_mean": line["reward"]} for line in lines])
+    assert found is not None
+    first, last, error = found
     return {
-        "first": statistics.mean(first),
-        "last": statistics.mean(last),
-        "standard_error": (statistics.variance(first) / len(first) + statistics.variance(last) / len(last)) ** 0.5,
+        "first": first,
+        "last": last,
+        "standard_error": error,
         "step_seconds": statistics.median(line["step_time"] for line in lines),
         "minutes": sum(line["step_time"] for line in lines) / 60,
     }
@@ -86,14 +100,15 @@ def plot(curves: dict[str, list[dict[str, float]]], path: Path) -> None:
 
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     reward, length = figure.subplots(1, 2)
+    last = min(LAST, *map(len, curves.values()))
     for (method, lines), colour in zip(curves.items(), ("#999999", "#0072B2"), strict=False):
         for axes, key in ((reward, "reward"), (length, "completions/mean_length")):
             values = np.array([line[key] for line in lines])
             axes.plot(np.arange(1, len(values) + 1), values, color=colour, alpha=0.25, lw=1)
-            smooth = np.convolve(values, np.ones(LAST) / LAST, "valid")
-            axes.plot(np.arange(len(smooth)) + LAST, smooth, color=colour, label=METHODS[method][0].__name__)
+            smooth = np.convolve(values, np.ones(last) / last, "valid")
+            axes.plot(np.arange(len(smooth)) + last, smooth, color=colour, label=METHODS[method][0].__name__)
             axes.set_ylabel({"reward": "reward"}.get(key, "tokens of a response"))
-            axes.set_xlabel(f"step (heavy: mean of the last {LAST})")
+            axes.set_xlabel(f"step (heavy: mean of the last {last})")
     reward.legend(frameon=False)
     figure.savefig(path, dpi=150)
 
@@ -108,7 +123,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--config", default="quickstart")
     options, rest = parser.parse_known_args(arguments)
     config = config_of(["--config", options.config, "--steps", str(options.steps), *rest])
+    if options.steps < 8:
+        parser.error(f"--steps: expected at least 8, quarters of two, got {options.steps}")
     options.out.mkdir(parents=True, exist_ok=True)
+    check_settings(config, options.out)
     curves = {method: train(method, config, options.out) for method in options.methods}
     for method, lines in curves.items():
         row = change(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +13,24 @@ from transformers import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from datc_train.config import Config
-from datc_train.models import load_causal, load_reward
+from datc_train.models import load_causal, load_reward, resolve_device
+from datc_train.types import Prompt
 
 
 def make_trainer(
-    kind: type[GRPOTrainer], config: Config, rows: list[dict[str, Any]], folder: Path, extra: dict[str, Any], **options: Any
+    kind: type[GRPOTrainer], config: Config, prompts: Sequence[Prompt], folder: Path, extra: dict[str, Any], **options: Any
 ) -> GRPOTrainer:
     """`kind` with an adapter, a RewardModel and one optimizer step a rollout.
 
     Args:
-        rows: of the training data, with a `prompt` each.
         folder: TRL's output_dir.
         extra: further arguments of the trainer, such as `datc`.
         options: further arguments of GRPOConfig; what stands there wins.
     """
-    device = torch.device(config.device if config.device != "auto" else "cpu")
+    device = resolve_device(config.device)
     model, tokenizer = load_causal(config.policy, getattr(torch, config.dtype), device)
-    assert config.lora is not None
+    if config.lora is None:
+        raise ValueError("lora: expected an adapter's settings, got null")
     settings: dict[str, Any] = {
         "per_device_train_batch_size": config.prompts_per_step * config.group_size,
         "num_generations": config.group_size,
@@ -54,7 +56,7 @@ def make_trainer(
         model=model,
         reward_funcs=[load_reward(config, device, tokenizer)],
         args=GRPOConfig(output_dir=str(folder), **settings | options),
-        train_dataset=Dataset.from_list([{"prompt": row["prompt"]} for row in rows]),
+        train_dataset=Dataset.from_list([{"prompt": prompt.messages} for prompt in prompts]),
         processing_class=tokenizer,
         peft_config=LoraConfig(
             r=config.lora.r, lora_alpha=config.lora.alpha, lora_dropout=0.0, target_modules=config.lora.target_modules

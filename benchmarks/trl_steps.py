@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import accelerate
-import torch
 import transformers
 import trl
 from transformers import TrainerCallback
@@ -35,14 +34,14 @@ from trl import GRPOTrainer
 
 from benchmarks.trl_recipe import make_trainer
 from datc_train.bench.machine import machine
+from datc_train.bench.overhead import endless_sampler
 from datc_train.cli import config_of
 from datc_train.clock import Clock
 from datc_train.config import Config, Method
 from datc_train.data import find_prompts
 from datc_train.integrations.trl import DATCTrainer
-from datc_train.models import load_policy, load_reward
+from datc_train.models import load_policy, load_reward, resolve_device
 from datc_train.optimizer import make_optimizer
-from datc_train.rollout import TransformersSampler
 from datc_train.step import Trainer
 
 RATIOS = (("own", "trl"), ("own_datc", "datc_trl"), ("own_datc", "own"), ("datc_trl", "trl"))
@@ -54,18 +53,11 @@ class OwnSteps:
 
     def __init__(self, config: Config, method: Method) -> None:
         config = replace(config, method=method, candidates_per_token=0, reward_shaping=False)
-        self.device = torch.device("cpu" if config.device == "auto" else config.device)
+        self.device = resolve_device(config.device)
         actor = load_policy(config, self.device)
         reward = load_reward(config, self.device, actor.tokenizer)
-        sampler = TransformersSampler(
-            actor.model,
-            actor.tokenizer,
-            group_size=config.group_size,
-            max_new_tokens=config.max_new_tokens,
-            temperature=config.temperature,
-            stop_ids=[],
-        )
         self.prompts = find_prompts(config.prompts, config.prompt_column)[: config.prompts_per_step]
+        sampler = endless_sampler(config, actor)
         self.trainer = Trainer(config, actor, reward, sampler, make_optimizer(actor.trainable, config))
         self.steps = 0
 
@@ -93,11 +85,9 @@ class TRLSteps:
     """A TRL trainer, halted between its steps."""
 
     def __init__(self, kind: type[GRPOTrainer], config: Config, steps: int, folder: Path, extra: dict[str, Any]) -> None:
-        rows = [{"prompt": p.messages} for p in find_prompts(config.prompts, config.prompt_column)[: config.prompts_per_step]]
-        length = config.max_new_tokens
-        self.trainer = make_trainer(
-            kind, config, rows, folder, extra, max_steps=steps, generation_kwargs={"min_new_tokens": length}
-        )
+        prompts = find_prompts(config.prompts, config.prompt_column)[: config.prompts_per_step]
+        endless = {"generation_kwargs": {"min_new_tokens": config.max_new_tokens}}
+        self.trainer = make_trainer(kind, config, prompts, folder, extra, max_steps=steps, **endless)
         self.phases: Seconds = {}
         for phase, name in (("sample", "_generate"), ("score", "_calculate_rewards"), ("credit", "_token_advantages")):
             if hasattr(self.trainer, name):
@@ -105,6 +95,7 @@ class TRLSteps:
         self.trainer.add_callback(_Turns(self))
         self._mine, self._done = threading.Semaphore(0), threading.Semaphore(0)
         self._error: BaseException | None = None
+        self._closing = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         self._done.acquire()  # until its first step would begin
@@ -123,6 +114,8 @@ class TRLSteps:
     def _run(self) -> None:
         try:
             self.trainer.train()
+        except _End:
+            pass
         except BaseException as error:
             self._error = error
         self._done.release()
@@ -130,6 +123,8 @@ class TRLSteps:
     def hand_over(self) -> None:
         self._done.release()
         self._mine.acquire()
+        if self._closing:
+            raise _End
 
     def step(self) -> Seconds:
         self.phases.clear()
@@ -147,9 +142,14 @@ class TRLSteps:
             raise RuntimeError(f"{type(self.trainer).__name__} stopped") from self._error
 
     def close(self) -> None:
+        self._closing = True
         self._mine.release()
         self._thread.join()
         self._raise()
+
+
+class _End(BaseException):
+    """Out of TRL's loop, before a step that nobody measures."""
 
 
 class _Turns(TrainerCallback):
@@ -199,6 +199,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--config", default="quickstart")
     options, rest = parser.parse_known_args(arguments)
+    if options.rounds < 1:
+        parser.error(f"--rounds: expected at least 1, got {options.rounds}")
     result = measure(config_of(["--config", options.config, *rest]), options.rounds)
     for name, seconds in result["seconds"].items():
         print(f"{name:<10}" + ", ".join(f"{phase} {value:.2f}" for phase, value in seconds.items()))

@@ -146,7 +146,7 @@ def check_ids_in_support(token_ids: Tensor, vocab_size: int, ignore_index: int) 
 
 
 def check_row_temperature(row_temperature: Tensor | None, token_ids: Tensor, ignore_index: int) -> None:
-    """On a CPU, raise for a temperature that is not such a number in a row that counts; elsewhere nothing."""
+    """On a CPU, raise for a temperature outside [SMALLEST, LARGEST] in a row that counts; elsewhere nothing."""
     if row_temperature is None or row_temperature.device.type != "cpu":
         return
     wrong = ~((row_temperature >= SMALLEST) & (row_temperature <= LARGEST)) & (token_ids != ignore_index)

@@ -25,6 +25,7 @@ from datc_train.memory_estimate import SIZES, estimate
 from datc_train.models import REWARDS, named_errors, resolve_device
 from datc_train.reward.vocabulary import check_same_vocabulary
 from datc_train.run_folder import check_run_dir
+from datc_train.score import check_adapter
 from datc_train.trackers import check_trackers
 from datc_train.types import Prompt
 from datc_train.vllm_engine import check_installed
@@ -87,6 +88,7 @@ def dry_run(config: Config, *, say: Callable[[str], None] = print) -> None:
     device = resolve_device(config.device)
     with peak_memory(device) as peak:
         actor = load_policy(config, device)
+        check_adapter(config.method, has_one=hasattr(actor.model, "peft_config"))
         reward_device = device if config.reward_device is None else resolve_device(config.reward_device)
         reward = load_reward(config, reward_device, actor.tokenizer)
         prompts = prompt_batch(
@@ -131,6 +133,7 @@ def _version(package: str) -> str | None:
 def _run(report: Report, config: Config) -> None:
     with report.check("recipe"):
         check_sources(config)
+        check_adapter(config.method, has_one=config.lora is not None)
     with report.check("run_dir"):
         check_run_dir(config)
     with report.check("trackers"):

@@ -13,7 +13,6 @@ from datc_kernels.dispatch import choose
 from datc_train.checkpoint import check_room, checkpoints, prune, restore, save_checkpoint
 from datc_train.clock import Clock
 from datc_train.config import Config, check_sources, config_from
-from datc_train.credit import METHODS
 from datc_train.data import Row, find_prompts, prompt_batch
 from datc_train.evaluate import best_step, evaluate
 from datc_train.interrupt import Interrupted, StopRequest
@@ -26,7 +25,7 @@ from datc_train.reward import RewardModel
 from datc_train.reward.vocabulary import check_same_vocabulary
 from datc_train.rollout import Sampler, make_sampler
 from datc_train.run_folder import RunFolder, check_run_dir
-from datc_train.score import RewardFunction, check_columns, check_reward
+from datc_train.score import RewardFunction, check_adapter, check_columns, check_reward
 from datc_train.shaping import starting_spread
 from datc_train.step import Trainer, of_step, parts
 from datc_train.summary import summary
@@ -77,10 +76,7 @@ def train(
     choose(config.backend, device)
     base = base_folder(config) if policy is None else None
     actor = load_policy(config, device, policy, tokenizer)
-    if METHODS[config.method].needs_base_hidden and not hasattr(actor.model, "peft_config"):
-        raise ValueError(
-            f"method: {config.method!r} compares the policy with and without its adapter, got one without (lora: null)"
-        )
+    check_adapter(config.method, has_one=hasattr(actor.model, "peft_config"))
     if isinstance(reward, RewardModel):
         check_same_vocabulary(actor.tokenizer, reward.policy_tokenizer)
     if reward is None:

@@ -40,6 +40,12 @@ def check_reward(reward: object, method: str) -> None:
     )
 
 
+def check_adapter(method: str, *, has_one: bool) -> None:
+    """Raises ValueError where the method compares the policy with and without an adapter that it does not have."""
+    if METHODS[method].needs_base_hidden and not has_one:
+        raise ValueError(f"method: {method!r} compares the policy with and without its adapter, got one without (lora: null)")
+
+
 # What every call passes beside the prompts' own columns.
 RESERVED_COLUMNS = ("prompts", "completions", "completion_ids")
 

@@ -55,7 +55,6 @@ def allocate_kernel(
     finite = tl.sum(nothing, axis=0) + A * 0.0 == 0.0  # otherwise the weights are NaN
     uniform = (n < 2) | (A == 0) | (ceiling == 1.0) | (finite & (highest == lowest))
     scale = tl.where(highest > lowest, highest - lowest, 1.0)
-    finite = finite & (scale < float("inf"))
     lowest = tl.where(n > 0, lowest, 0.0)
     n_or_1 = tl.maximum(n, 1.0)
 
@@ -75,7 +74,7 @@ def allocate_kernel(
     k = direction / tl.where(spread > 0, spread, 1.0)
     top = tl.where(k >= 0, 1.0, 0.0)
     span = tl.abs(k)
-    finite = finite & (span < float("inf"))  # float32 holds neither a spread nor an A / spread above 3e38
+    finite = finite & (scale < float("inf")) & (span < float("inf"))  # float32 ends at 3e38
 
     # The first look is at tau = 1, the answer where that is feasible; the last one at the smallest that was.
     tau_low, tau_high = 1.0, tl.maximum(span / log_ceiling, 1.0)

@@ -51,15 +51,7 @@ def measure(
     device = resolve_device(config.device)
     actor = load_policy(config, device)
     reward = load_reward(config, device, actor.tokenizer)
-    # No stop ids: every response has max_new_tokens tokens, so rounds and machines do the same work.
-    sampler = TransformersSampler(
-        actor.model,
-        actor.tokenizer,
-        group_size=config.group_size,
-        max_new_tokens=config.max_new_tokens,
-        temperature=config.temperature,
-        stop_ids=[],
-    )
+    sampler = endless_sampler(config, actor)
     prompts = find_prompts(config.prompts, config.prompt_column)[: config.prompts_per_step]
     start = [p.detach().clone() for p in actor.trainable]
     trainers = {
@@ -67,7 +59,7 @@ def measure(
         for method in METHODS
     }
     for trainer in trainers.values():  # first calls allocate, import and compile
-        short = TransformersSampler(actor.model, actor.tokenizer, group_size=config.group_size, max_new_tokens=4, stop_ids=[])
+        short = endless_sampler(replace(config, max_new_tokens=4), actor)
         trainer.learn(0, short.sample(prompts[:1], seed=0), Clock(device))
         _put_back(actor, start)
 
@@ -87,6 +79,18 @@ def measure(
         rounds.append(line)
         say(f"round {len(rounds)}: " + ", ".join(f"{m} {line[m]['step']:.1f} s" for m in METHODS))
     return _result(config, rounds, len(rollout.response_ids), sum(map(len, rollout.prompt_ids)), reward.model, actor)
+
+
+def endless_sampler(config: Config, actor: Policy) -> TransformersSampler:
+    """No stop ids: every response has max_new_tokens tokens, so that rounds and machines do the same work."""
+    return TransformersSampler(
+        actor.model,
+        actor.tokenizer,
+        group_size=config.group_size,
+        max_new_tokens=config.max_new_tokens,
+        temperature=config.temperature,
+        stop_ids=[],
+    )
 
 
 def _result(

@@ -21,6 +21,7 @@ from trl import GRPOTrainer
 
 from datc_kernels import effective_sample_ratio, predicted_gain
 from datc_kernels.allocate_weights.diagnostics import at_band
+from datc_kernels.dispatch import KNOWN
 from datc_train.integrations.token_advantages import TokenAdvantages, token_advantages
 from datc_train.policy import Policy, take_policy
 from datc_train.reward import RewardModel
@@ -57,6 +58,8 @@ class DATCConfig:
             raise ValueError(f"ceiling: expected a finite number of at least 1, got {self.ceiling!r}")
         if self.utility not in ("advantage", "sign"):
             raise ValueError(f"utility: expected advantage or sign, got {self.utility!r}")
+        if self.backend is not None and self.backend not in KNOWN:
+            raise ValueError(f"backend: expected None or one of {', '.join(KNOWN)}, got {self.backend!r}")
 
 
 class DATCTrainer(GRPOTrainer):
@@ -68,8 +71,8 @@ class DATCTrainer(GRPOTrainer):
     work as ever, and the advantage stays TRL's.
 
     Raises:
-        ValueError: no RewardModel, or several; an option of TRL under which token weights vanish or are wrong; a policy whose
-            LM head is not one plain linear layer.
+        ValueError: no RewardModel, several, or one of a weight that is not above 0; an option of TRL under which token weights
+            vanish or are wrong; a policy whose LM head is not one plain linear layer.
         RuntimeError: when training starts, a TRL whose loss does not use each token's own advantage.
     """
 
@@ -89,6 +92,12 @@ class DATCTrainer(GRPOTrainer):
                 f"{len(models)}"
             )
         self._check_options()
+        weight = float(self.reward_weights[models[0]])
+        if not weight > 0:
+            raise ValueError(
+                "reward_weights: expected a number above 0 for the RewardModel, whose gradient says which way is up, got "
+                f"{weight:g}"
+            )
         self._policy()
         self._recorder = _Recorder(self.reward_funcs[models[0]])
         self.reward_funcs[models[0]] = self._recorder
@@ -124,6 +133,7 @@ class DATCTrainer(GRPOTrainer):
         output = super()._generate_and_score_completions(inputs)
         scored, responses = self._recorder.take()
         if not training:
+            self._log_weights([None] * len(responses))
             return output
         started = time.perf_counter()
         advantages = output["advantages"]
@@ -187,6 +197,10 @@ class DATCTrainer(GRPOTrainer):
         for name, value in values.items():
             self._metrics["train"][name].append(self.accelerator.gather(value.float()).mean().item())
         per_response = [[round(w, 3) for w in part.tolist()] for part in weight.split(lengths.tolist())]
+        self._log_weights(per_response)
+
+    def _log_weights(self, per_response: list[list[float]] | list[None]) -> None:
+        """A row for every completion that TRL has put into its table; None where there is no credit."""
         self._logs["extra"]["datc_weight"].extend(gather_object(per_response))
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
@@ -274,7 +288,7 @@ def _config(datc: DATCConfig | dict[str, Any] | None) -> DATCConfig:
     if not isinstance(datc, dict):
         raise ValueError(f"datc: expected a DATCConfig, a dict of its keys or None, got {type(datc).__name__}")
     known = {field.name for field in fields(DATCConfig)}
-    unknown = sorted(set(datc) - known)
+    unknown = sorted(set(datc) - known, key=str)
     if unknown:
         raise ValueError(f"datc: no such key {unknown[0]!r}; known are {', '.join(sorted(known))}")
     return DATCConfig(**datc)

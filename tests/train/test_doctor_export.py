@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,17 @@ def test_what_would_stop_a_run_is_found(
     found = findings(TINY | change)[name]
     assert found.state == "wrong"
     assert says in found.text
+
+
+def test_a_method_that_needs_an_adapter(tmp_path: Path) -> None:
+    """The doctor says what a run would say, and so does its dry run."""
+    config = config_from({"policy": "tiny", "reward": "tiny", "prompts": "quickstart", "method": "arca", "lora": None})
+    config = replace(config, run_dir=str(tmp_path / "r"), max_new_tokens=8)
+    wrong = [finding for finding in doctor.examine(config, say=lambda _: None) if finding.state == "wrong"]
+    assert [finding.name for finding in wrong] == ["recipe"]
+    assert wrong[0].text.startswith("method: 'arca' compares the policy with and without its adapter")
+    with pytest.raises(ValueError, match="^method: 'arca' compares"):
+        doctor.dry_run(config, say=lambda _: None)
 
 
 def test_a_reward_model_without_head_or_with_two_labels(folders: tuple[Path, Path], tmp_path: Path) -> None:

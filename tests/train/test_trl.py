@@ -33,7 +33,16 @@ def length_reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
     return [float(sum(ids) % 7) for ids in completion_ids]
 
 
-def make(kind: type, folder: Path, *, rewards: Any = None, lora: bool = True, datc: Any = None, **options: Any) -> Any:
+def make(
+    kind: type,
+    folder: Path,
+    *,
+    rewards: Any = None,
+    lora: bool = True,
+    datc: Any = None,
+    eval_dataset: Any = None,
+    **options: Any,
+) -> Any:
     set_seed(1)  # older versions draw the adapter before they seed
     model, tokenizer = load_tiny_policy()
     model.name_or_path = model.config._name_or_path = ""
@@ -59,6 +68,7 @@ def make(kind: type, folder: Path, *, rewards: Any = None, lora: bool = True, da
         reward_funcs=[reward_model()] if rewards is None else rewards,
         args=arguments,
         train_dataset=Dataset.from_list(train_prompts()[:16]),
+        eval_dataset=eval_dataset,
         processing_class=tokenizer,
         peft_config=LoraConfig(r=4, target_modules="all-linear") if lora else None,
         **extra,
@@ -188,6 +198,34 @@ def test_other_rewards_and_metrics(tmp_path: Path) -> None:
     assert all(weight > 0 for weights in table["datc_weight"] for weight in weights)
 
 
+def test_rows_of_an_evaluation_have_no_weights_in_the_table(tmp_path: Path) -> None:
+    """Each row of the table stands beside its own completion's weights, or none."""
+    options = {
+        "log_completions": True,
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "per_device_eval_batch_size": 4,
+        "max_steps": 2,
+    }
+    trainer = make(DATCTrainer, tmp_path, eval_dataset=Dataset.from_list(train_prompts()[20:21]), **options)
+    shown: list[tuple[bool, dict[str, list[Any]]]] = []
+    log = trainer.log
+
+    def watch(logs: dict[str, float], *arguments: Any, **named: Any) -> None:
+        table = {name: list(trainer._logs[name]) for name in ("prompt", "completion")}
+        if "train_runtime" not in logs:  # the run's own line, beside the table of the last evaluation
+            evaluated = any(key.startswith("eval_") for key in logs)
+            shown.append((evaluated, table | {"weight": list(trainer._logs["extra"]["datc_weight"])}))
+        log(logs, *arguments, **named)
+
+    trainer.log = watch
+    trainer.train()
+    assert {evaluated for evaluated, _ in shown} == {False, True}
+    for evaluated, table in shown:
+        assert len(table["weight"]) == len(table["completion"]) == 4
+        assert all((weights is None) == evaluated for weights in table["weight"])
+
+
 def test_the_reward_model_runs_once_a_rollout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     real = RewardModel.score
@@ -280,6 +318,10 @@ def test_a_run_goes_on_from_a_checkpoint_of_trls(tmp_path: Path) -> None:
         ({"datc": {"ceiling": 0.5}}, "ceiling: expected"),
         ({"datc": {"utility": "x"}}, "utility: expected"),
         ({"datc": {"rate": 1}}, "datc: no such key 'rate'"),
+        ({"datc": {1: 2, "rate": 3}}, "datc: no such key 1"),
+        ({"datc": {"backend": "x"}}, "backend: expected None or one of reference, "),
+        ({"reward_weights": [-1.0]}, "reward_weights: expected a number above 0 for the RewardModel.*got -1"),
+        ({"rewards": [length_reward, reward_model()], "reward_weights": [1.0, 0.0]}, "reward_weights: .*got 0"),
         ({"datc": 4.0}, "datc: expected a DATCConfig"),
     ],
 )
