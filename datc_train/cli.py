@@ -281,10 +281,22 @@ def _packaged(recipe: str) -> str:
     return str(files("datc_train.recipes") / f"{recipe}.yaml")
 
 
+class _OnceEach(yaml.SafeLoader):
+    """YAML whose keys stand once each; PyYAML takes the last of several."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if str(key.value) in seen:
+                raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} stands there twice", problem_mark=key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
 def _check_recipe(path: Path) -> None:
     """Raises ValueError with the file's name where it is no mapping of keys: jsonargparse names neither."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), _OnceEach)
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"--config: expected YAML in {path}: {error}") from None
     if not isinstance(content, dict):

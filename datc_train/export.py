@@ -47,11 +47,14 @@ def export(run: Path, out: Path | None = None, which: str = "last") -> tuple[Pat
         tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint)
     if (checkpoint / "adapter_config.json").is_file():
         base = load_base(config, torch.float32)
+        tied = _untie(base)
         with readable(checkpoint):
             trained: Any = PeftModel.from_pretrained(base, str(checkpoint)).eval()
         ids = torch.tensor([tokenizer.encode(_PROBE)])
         before = _logprobs(trained, ids)
         merged = trained.merge_and_unload(safe_merge=True)
+        if tied and torch.equal(merged.get_input_embeddings().weight, merged.get_output_embeddings().weight):
+            _tie(merged)
     else:
         with readable(checkpoint):
             merged = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
@@ -74,6 +77,26 @@ def _logprobs(model: Any, ids: Tensor) -> Tensor:
     """log p of every token of a text but its first, [T - 1]."""
     logits = model(input_ids=ids).logits[0, :-1].float()
     return torch.log_softmax(logits, -1).gather(1, ids[0, 1:, None])[:, 0]
+
+
+def _untie(model: Any) -> bool:
+    """A head of its own where embedding and head are one: an adapter on the embedding alone would be merged into both."""
+    if not model.config.get_text_config().tie_word_embeddings:
+        return False
+    head = model.get_output_embeddings()
+    head.weight = torch.nn.Parameter(head.weight.detach().clone())
+    _say_tied(model, False)
+    return True
+
+
+def _tie(model: Any) -> None:
+    model.get_output_embeddings().weight = model.get_input_embeddings().weight
+    _say_tied(model, True)
+
+
+def _say_tied(model: Any, tied: bool) -> None:
+    for config in (model.config, model.config.get_text_config()):
+        config.tie_word_embeddings = tied
 
 
 def _config_of(run: Path) -> Config:

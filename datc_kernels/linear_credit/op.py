@@ -46,7 +46,7 @@ def linear_credit(
         reward_grad: gradient of the raw reward score with respect to the reward model's input embedding at each token, [N, K].
         reward_embedding: what the reward model's embedding module returns for every id, [rows, K]. With fewer rows than
             columns, the reward fields are those of p conditioned on the columns that have a row (zero where y has none).
-        bias: of the LM head, [V].
+        bias: of the LM head, [V] of any float dtype; takes part in the dtype of the products.
         temperature: a number, or a tensor [N].
         softcap: soft-cap of the logits (Gemma), before the temperature. logit_scale: factor on the raw logits (Cohere, Granite).
         vocab_size: columns of the support; padded columns beyond it do not exist. None: all of them.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from datc_kernels import TokenCredit, TokenWeights, allocate_weights, linear_credit
+from datc_kernels import TokenCredit, TokenWeights, allocate_weights, checks, linear_credit
 from datc_train.types import ScoredRollout
 
 
@@ -44,7 +45,7 @@ def token_advantages(
         response_ids: [N], responses end to end, stop tokens included.
         lengths: [B], sums to N.
         scored: of the same tokens, from `RewardModel.score` with gradient; tensors move to hidden's device.
-        advantage: [B], one a response, however the trainer makes it.
+        advantage: [B], one a response, however the trainer makes it; read back once to see that it is finite.
         temperature: of sampling. softcap, logit_scale: of the model's logits.
         vocab_size: columns that can be sampled; None: all.
         ceiling, utility, backend: see `datc_kernels.allocate_weights` and `linear_credit`.
@@ -55,6 +56,10 @@ def token_advantages(
     """
     if scored.reward_grad is None or scored.reward_embedding is None:
         raise ValueError("scored: expected a rollout scored with gradient=True, got one without reward_grad")
+    checks.check_float("advantage", advantage, 1, "[B]")
+    broken = (~torch.isfinite(advantage)).nonzero().flatten().tolist()
+    if broken:
+        raise ValueError(f"advantage: expected finite numbers, got {advantage[broken[0]]:g} for response {broken[0]}")
     device = hidden.device
     credit = linear_credit(
         hidden.detach(),

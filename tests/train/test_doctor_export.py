@@ -139,6 +139,17 @@ def test_an_exported_policy_is_the_trained_one(tmp_path: Path, capsys: pytest.Ca
     assert AutoTokenizer.from_pretrained(run / "export").encode("Hello") == tokenizer.encode("Hello")
 
 
+def test_an_adapter_on_a_tied_embedding_is_exported(tmp_path: Path) -> None:
+    """The head that shares its weight stays as it was; without such an adapter the export is tied as its base is."""
+    options = {"run_dir": str(tmp_path / "r"), "learning_rate": 0.05, "lora": {"target_modules": ["embed_tokens", "q_proj"]}}
+    run = train(TINY | options)
+    folder, difference = export(run)
+    assert difference < 1e-6
+    assert not AutoConfig.from_pretrained(folder).tie_word_embeddings
+    plain, _ = export(train(TINY | {"run_dir": str(tmp_path / "p"), "steps": 1}))
+    assert AutoConfig.from_pretrained(plain).tie_word_embeddings
+
+
 def test_a_fully_tuned_policy_is_exported_too(tmp_path: Path) -> None:
     run = train(TINY | {"run_dir": str(tmp_path / "r"), "lora": None, "steps": 1})
     folder, difference = export(run, tmp_path / "out")

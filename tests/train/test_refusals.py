@@ -75,6 +75,8 @@ def test_a_users_mistake_is_one_line_and_status_2(
         (b"", "r.yaml, got nothing"),
         (b"steps", "r.yaml, got 'steps'"),
         (b"steps: [1", "YAML in"),
+        (b"steps: 1\nseed: 2\nsteps: 3", "the key 'steps' stands there twice"),
+        (b"lora: {r: 1, r: 2}", "the key 'r' stands there twice"),
         ("seed: 1  # gr\u00fc\u00dfe".encode("latin-1"), "r.yaml"),
     ],
 )
