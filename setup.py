@@ -108,10 +108,19 @@ class BuildWherePossible(build_ext):
         super().copy_extensions_to_source()
         for ext in self.extensions:
             note = Path(self.build_lib, *FOLDER.split("."), NOTES[ext.name])
+            library = target / Path(self.get_ext_filename(ext.name)).name
             (target / note.name).unlink(missing_ok=True)
-            if note.exists():  # what an earlier build left would be taken for this one
-                (target / Path(self.get_ext_filename(ext.name)).name).unlink(missing_ok=True)
+            if note.exists():
+                if _is_of(library, [*ext.sources, *ext.depends, "setup.py"]):  # another environment's build is not lost
+                    self.warn(f"{library} stays: it was built from these sources")
+                    continue
+                library.unlink(missing_ok=True)  # what an older build left would be taken for this one
                 self.copy_file(str(note), str(target / note.name))
+
+
+def _is_of(library: Path, sources: list[str]) -> bool:
+    """Whether the library is there and no source is newer."""
+    return library.exists() and library.stat().st_mtime >= max(Path(source).stat().st_mtime for source in sources)
 
 
 def extensions() -> list[Extension]:

@@ -76,6 +76,7 @@ def test_without_a_compiler_the_build_succeeds_and_the_reason_arrives(tree):
     folder = tree / "datc_kernels" / "_native"
     folder.mkdir(exist_ok=True)
     (folder / "datc_cpu.abi3.so").write_text("of an earlier build")
+    os.utime(folder / "datc_cpu.abi3.so", (0, 0))
     setup(tree, "build_ext", "--inplace", CXX="/nowhere/g++", CC="/nowhere/gcc")
     assert [path.name for path in folder.iterdir()] == ["missing.txt"]
     with patch.object(native, "__file__", str(folder.parent / "native.py")):
@@ -84,3 +85,16 @@ def test_without_a_compiler_the_build_succeeds_and_the_reason_arrives(tree):
     with patch.object(native, "WHY_MISSING", reason), patch.object(native_cuda, "_FOLDER", folder):
         assert missing_backends()["cpu"] == reason
         assert "DATC_CUDA=1" in missing_backends()["cuda"]
+
+
+@pytest.mark.parametrize("newer", [None, "csrc/fold.cpp", "csrc/row_pass_body.h", "setup.py"])
+def test_a_second_environment_leaves_the_extension_that_is_there(tree, newer):
+    """pip's isolation has no torch: an editable install from another environment would take the ops away from the first."""
+    library = tree / "datc_kernels" / "_native" / "datc_cpu.abi3.so"
+    library.parent.mkdir(exist_ok=True)
+    library.write_text("built")
+    if newer is not None:
+        later = library.stat().st_mtime + 10
+        os.utime(tree / newer, (later, later))
+    setup(tree, "build_ext", "--inplace", without_torch=True)
+    assert [path.name for path in library.parent.iterdir()] == (["missing.txt"] if newer else [library.name])
