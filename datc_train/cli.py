@@ -204,7 +204,7 @@ def build_parser() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
     data = command("data", DATA_HELP, "prepare a data set")
     data.add_argument("what", choices=["ultrafeedback"], help="ultrafeedback: the paper's splits of it")
     data.add_argument("--out", type=str, default="data/ultrafeedback", help="folder of the JSON lines")
-    data.add_argument("--source", type=str, default=SOURCE, help="a dataset's name, a folder or a Parquet file with its columns")
+    data.add_argument("--source", type=str, default=SOURCE, help="a dataset's name, a folder, Parquet or JSON lines with its columns")
     data.add_argument("--split", type=str, default=SPLIT, help="of the source")
     data.add_argument("--seed", type=int, default=0, help="another seed deals the prompts out differently")
     bench = command("bench", BENCH_HELP, "measure what DATC costs over GRPO")
@@ -284,13 +284,14 @@ def _packaged(recipe: str) -> str:
 class _OnceEach(yaml.SafeLoader):
     """YAML whose keys stand once each; PyYAML takes the last of several."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
         seen: set[str] = set()
         for key, _ in node.value:
             if str(key.value) in seen:
                 raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} stands there twice", problem_mark=key.start_mark)
             seen.add(str(key.value))
-        return super().construct_mapping(node, deep)
+        return node
 
 
 def _check_recipe(path: Path) -> None:
@@ -303,9 +304,12 @@ def _check_recipe(path: Path) -> None:
         came = "nothing" if content is None else f"{content!r:.60}"
         raise ValueError(f"--config: expected keys and values in {path}, got {came}")
     known = {field.name for field in fields(Config)} | {f"lora.{field.name}" for field in fields(Lora)}
-    unknown = next((key for key in content if key not in known), None)
-    if unknown is not None:
-        raise ValueError(f"--config: in {path} {unknown_key(str(unknown))}")
+    unknown = [key for key in content if key not in known]
+    if unknown:
+        raise ValueError(f"--config: in {path} {unknown_key(str(unknown[0]))}")
+    dotted = next((key for key in content if key.startswith("lora.")), None)
+    if "lora" in content and dotted is not None:
+        raise ValueError(f"--config: expected lora once in {path}, got both lora and {dotted}")
     if isinstance(content.get("lora"), dict):
         try:
             Lora(**content["lora"])

@@ -55,9 +55,11 @@ class Config:
         prompts: what to train on: "quickstart" ("quickstart-long", to measure time), a file of JSON lines or Parquet, a folder
             or a Hugging Face dataset's name (these through the package datasets).
         prompt_column: its column that holds the prompt, as text or as messages.
-        prompt_split: the split of a folder or a dataset.
+        prompt_split: the split of a folder or a dataset; what has no splits takes the default only.
         system_prompt: goes in front of prompts that have none.
-        eval_prompts: held-out prompts, two samples of each scored before and after training: "quickstart", a file, or null.
+        eval_prompts: held-out prompts, two samples of each scored before and after training: a source as for prompts, or null.
+        eval_split: the split of eval_prompts; null: prompt_split, where they have splits. To be named where eval_prompts and
+            prompts are one source with splits.
         eval_every: scored every so many steps as well; the best checkpoint by it is kept.
         eval_limit: at most so many of them.
         run_dir: folder of the run; null makes a new one under runs/. An existing folder is an error without resume.
@@ -133,6 +135,7 @@ class Config:
     prompt_split: str = "train"
     system_prompt: str | None = None
     eval_prompts: str | None = None
+    eval_split: str | None = None
     eval_limit: int = 24
     eval_every: int | None = None
     run_dir: str | None = None
@@ -218,6 +221,8 @@ class Config:
         _require("group_size", self.group_size, self.group_size >= 2, "at least 2: advantages compare responses of a group")
         _require("ceiling", self.ceiling, 1 <= self.ceiling < float("inf"), "a finite number of at least 1")
         _require("clip", self.clip, 0 <= self.clip < 1, "in [0, 1)")
+        evaluated = self.eval_split is None or self.eval_prompts is not None
+        _require("eval_split", self.eval_split, evaluated, "null without eval_prompts")
         high, bound = self.clip_high, self.sampler_correction_bound
         _require("clip_high", high, high is None or 0 <= high < float("inf"), "null or a finite number of at least 0")
         _require("sampler_correction_bound", bound, 1 <= bound < float("inf"), "a finite number of at least 1")

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from datc_train.tables import is_table, table_rows
+from datc_train.config import Config
+from datc_train.tables import has_splits, is_table, table_rows
 from datc_train.types import Messages, Prompt
 
 ROLES = ("system", "user", "assistant", "tool")
+PACKAGED = ("quickstart", "quickstart-long")
 
 Row = str | Prompt | Messages | dict[str, Any]
 
@@ -26,20 +29,61 @@ def find_prompts(
     system_prompt: str | None = None,
 ) -> list[Prompt]:
     """`load_prompts`, where a source may also be what comes with the package ("quickstart", "quickstart-long"), a Parquet
-    file, a folder, or a Hugging Face dataset's name; `split` is which part of those. `system_prompt` goes in front of prompts
-    that have none.
+    file, a folder, or a Hugging Face dataset's name; `split` is which part of the last two. `system_prompt` goes in front of
+    prompts that have none.
 
-    Raises as `load_prompts`; ValueError, beginning with `prompts`, for a source that `datasets` cannot read.
+    Raises as `load_prompts`; ValueError, beginning with `prompts`, for a source that `datasets` cannot read, and, beginning
+    with `prompt_split`, for a split of a source without any.
     """
     prompts = _find(source, column, held_out, split)
+    if split != "train" and not _has_splits(source):
+        raise ValueError(f"prompt_split: expected 'train' (the default) of a source without splits, got {split!r}")
     if system_prompt is None:
         return prompts
     system = {"role": "system", "content": system_prompt}
     return [p if p.messages[0]["role"] == "system" else Prompt([system, *p.messages], p.columns) for p in prompts]
 
 
+def find_eval_prompts(config: Config, trained_on: str | os.PathLike[str] | Sequence[Row]) -> list[Prompt]:
+    """The first `eval_limit` of `eval_prompts`, none where that is null. `trained_on`: the source of the prompts to train on.
+
+    Raises as `find_prompts`, beginning with `eval_prompts`; ValueError, beginning with `eval_split`, for a split of a source
+    without any, and for none where a source with splits is `trained_on` too.
+    """
+    source, split = config.eval_prompts, config.eval_split
+    if source is None:
+        return []
+    splits = _has_splits(source)
+    if split is None and splits and isinstance(trained_on, str | os.PathLike) and _same(source, trained_on):
+        raise ValueError(f"eval_split: expected a split's name where eval_prompts and prompts are both {source}, got null")
+    part = (config.prompt_split if split is None else split) if splits else "train"
+    with of_eval_prompts():
+        found = find_prompts(source, config.prompt_column, held_out=True, split=part, system_prompt=config.system_prompt)
+    if split is not None and not splits:
+        raise ValueError(f"eval_split: expected null, as {source} has no splits, got {split!r}")
+    return found[: config.eval_limit]
+
+
+@contextmanager
+def of_eval_prompts() -> Iterator[None]:
+    """Errors about prompts begin with the key `eval_prompts`."""
+    try:
+        yield
+    except (ValueError, FileNotFoundError) as error:
+        kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
+        raise kind(f"eval_prompts: {str(error).removeprefix('prompts: ')}") from error
+
+
+def _has_splits(source: Any) -> bool:
+    return isinstance(source, str | os.PathLike) and source not in PACKAGED and has_splits(source)
+
+
+def _same(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
+    return Path(one).resolve() == Path(other).resolve()
+
+
 def _find(source: str | os.PathLike[str] | Sequence[Row], column: str, held_out: bool, split: str) -> list[Prompt]:
-    if isinstance(source, str) and source in ("quickstart", "quickstart-long"):
+    if isinstance(source, str) and source in PACKAGED:
         from datc_train import quickstart
 
         if source == "quickstart-long":
@@ -117,11 +161,17 @@ def _rows(source: str | os.PathLike[str] | Sequence[Row]) -> Iterator[tuple[Row,
     """Every row with the words that say where it stands."""
     if isinstance(source, Mapping):
         raise ValueError(f"prompts: expected a list of rows, got columns ({', '.join(map(str, source))}); make one dict a row")
-    if not isinstance(source, str | os.PathLike):
-        for index, row in enumerate(source):
-            yield row, f"prompts[{index}]"
+    if isinstance(source, str | os.PathLike):
+        yield from json_rows(Path(source))
         return
-    path = Path(source)
+    if isinstance(source, bytes) or not isinstance(source, Iterable):
+        raise ValueError(f"prompts: expected a source's name, a path or a list of rows, got {_kind(source)}")
+    for index, row in enumerate(source):
+        yield row, f"prompts[{index}]"
+
+
+def json_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
+    """Every object of a file of JSON lines with the words that say where it stands; raises as `load_prompts`."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: expected a file of JSON lines with prompts, there is none")
     for number, line in enumerate(_text(path).split("\n"), start=1):
@@ -129,12 +179,21 @@ def _rows(source: str | os.PathLike[str] | Sequence[Row]) -> Iterator[tuple[Row,
             continue
         where = f"{path}, line {number}"
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
+            row = json.loads(line, object_pairs_hook=_object)
+        except (ValueError, RecursionError) as error:  # integers of thousands of digits are a ValueError of their own
             raise ValueError(f"{where}: expected one JSON object, got {line.strip()[:40]!r} ({error})") from None
         if not isinstance(row, dict):
             raise ValueError(f"{where}: expected a JSON object, got {_kind(row)}")
         yield row, where
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in made if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r} stands there twice")
+    return made
 
 
 def _text(path: Path) -> str:

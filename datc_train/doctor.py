@@ -5,11 +5,11 @@ Models are read as their config and their tokenizer only; parameters are counted
 
 from __future__ import annotations
 
+import copy
 import json
 import platform
-import shutil
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,13 +19,16 @@ from typing import Any
 import torch
 
 from datc_kernels.dispatch import KNOWN, choose, missing_backends
+from datc_train.checkpoint import check_room
 from datc_train.config import Config, check_sources
-from datc_train.data import find_prompts, prompt_batch
-from datc_train.memory_estimate import SIZES, estimate
-from datc_train.models import REWARDS, named_errors, resolve_device
-from datc_train.reward.vocabulary import check_same_vocabulary
+from datc_train.data import find_eval_prompts, find_prompts, of_eval_prompts, prompt_batch
+from datc_train.memory_estimate import estimate
+from datc_train.models import REWARDS, base_folder, load_policy, load_reward, named_errors, resolve_device, reward_device
+from datc_train.policy import Policy
+from datc_train.reward import RewardModel
+from datc_train.reward.token_bytes import token_bytes
 from datc_train.run_folder import check_run_dir
-from datc_train.score import check_adapter
+from datc_train.score import check_adapter, check_reward
 from datc_train.trackers import check_trackers
 from datc_train.types import Prompt
 from datc_train.vllm_engine import check_installed
@@ -79,7 +82,6 @@ def dry_run(config: Config, *, say: Callable[[str], None] = print) -> None:
     Raises what a run would raise.
     """
     from datc_train.bench.memory import peak_memory
-    from datc_train.models import base_folder, load_policy, load_reward
     from datc_train.optimizer import make_optimizer
     from datc_train.rollout import make_sampler
     from datc_train.step import Trainer
@@ -89,8 +91,7 @@ def dry_run(config: Config, *, say: Callable[[str], None] = print) -> None:
     with peak_memory(device) as peak:
         actor = load_policy(config, device)
         check_adapter(config.method, has_one=hasattr(actor.model, "peft_config"))
-        reward_device = device if config.reward_device is None else resolve_device(config.reward_device)
-        reward = load_reward(config, reward_device, actor.tokenizer)
+        reward = load_reward(config, reward_device(config, device), actor.tokenizer)
         prompts = prompt_batch(
             find_prompts(config.prompts, config.prompt_column, split=config.prompt_split, system_prompt=config.system_prompt),
             1,
@@ -145,6 +146,8 @@ def _run(report: Report, config: Config) -> None:
     with report.check("device"):
         device = resolve_device(config.device)
         report.add("device", f"{device}, kernels by {choose(config.backend, device)}")
+    with report.check("reward_device"):
+        reward_device(config, torch.device("cpu"))
     prompts: list[Prompt] = []
     with report.check("prompts"):
         prompts = find_prompts(
@@ -152,23 +155,39 @@ def _run(report: Report, config: Config) -> None:
         )
         prompt_batch(prompts, 1, config.prompts_per_step, config.seed)
         report.add("prompts", f"{len(prompts)} from {config.prompts}")
-    policy = tokenizer = reward = None
+    eval_prompts: list[Prompt] = []
+    with report.check("eval_prompts"):
+        eval_prompts = find_eval_prompts(config, config.prompts)
+        if eval_prompts:
+            report.add("eval_prompts", f"{len(eval_prompts)} from {config.eval_prompts}")
+    policy = tokenizer = actor = reward = None
     with report.check("policy"):
         policy, tokenizer = _outline(config.policy, "policy")
-        _policy(report, config, policy, tokenizer, prompts)
+        report.add("policy", _described(policy))
+        outline = copy.deepcopy(policy).to(getattr(torch, config.dtype))  # a copy: adapters stay in the model
+        actor = load_policy(config, torch.device("meta"), outline, tokenizer)
+    if actor is not None:
+        _policy(report, config, actor, prompts, eval_prompts)
     with report.check("reward"):
-        reward, reward_tokenizer = _outline(config.reward, "reward")
-        _reward(report, config, reward)
+        model, reward_tokenizer = _outline(config.reward, "reward")
+        _reward(report, config, model)
         if tokenizer is not None:
-            check_same_vocabulary(tokenizer, reward_tokenizer)
-            report.add("vocabularies", "the policy's and the reward model's are the same, id by id")
-    if policy is not None and reward is not None:
-        _memory(report, config, policy, reward)
+            reward = load_reward(config, torch.device("meta"), tokenizer, (model, reward_tokenizer))
+            check_reward(reward, config.method)
+            _reading(report, config, reward, prompts, eval_prompts)
+    if actor is not None and reward is not None:
+        _memory(report, config, policy, actor, reward.model)
 
 
 def _outline(name: str, key: str) -> tuple[Any, Any]:
     """The model of a config key on the meta device, and its tokenizer."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoModelForSequenceClassification,
+        AutoTokenizer,
+        GenerationConfig,
+    )
 
     from datc_train import quickstart
 
@@ -190,35 +209,30 @@ def _outline(name: str, key: str) -> tuple[Any, Any]:
     kind = AutoModelForCausalLM if key == "policy" else AutoModelForSequenceClassification
     with torch.device("meta"):
         model = kind.from_config(settings)
+    with suppress(OSError):  # without one of its own it is made of the config, as transformers does
+        model.generation_config = GenerationConfig.from_pretrained(name)
     return model, tokenizer
 
 
-def _policy(report: Report, config: Config, model: Any, tokenizer: Any, prompts: list[Prompt]) -> None:
-    from datc_train.rollout.encode import encode_prompts, stop_token_ids
+def _policy(report: Report, config: Config, actor: Policy, prompts: list[Prompt], eval_prompts: list[Prompt]) -> None:
+    from datc_train.rollout import make_sampler
 
-    settings = model.config.get_text_config()
-    report.add("policy", _described(model))
-    known, columns = max(tokenizer.get_vocab().values()) + 1, settings.vocab_size
+    tokenizer = actor.tokenizer
+    known, columns = max(tokenizer.get_vocab().values()) + 1, actor.weight.shape[0]
     report.add("tokenizer", f"{known} ids for {columns} columns; columns beyond the ids are never sampled")
     if known > columns:
         report.add("tokenizer", f"ids from {columns} on have no embedding: a prompt that holds one cannot be read", "note")
-    stops = stop_token_ids(model, tokenizer)
-    named = ", ".join(f"{i} {tokenizer.convert_ids_to_tokens(i)!r}" for i in stops)
-    report.add("stop ids", named or "none found", "ok" if stops else "wrong")
     report.add("pad id", f"{tokenizer.pad_token_id} {tokenizer.pad_token!r} (not needed: lengths come from the stop ids)")
-    if prompts:
-        rows = encode_prompts(
-            tokenizer,
-            prompts,
-            max_prompt_tokens=config.max_prompt_tokens,
-            chat_template_kwargs=config.chat_template_kwargs,
-        )
-        if max(map(max, rows)) >= columns:
-            report.add("prompts", f"hold the id {max(map(max, rows))}, which has no embedding", "wrong")
-        longest, context = max(map(len, rows)), getattr(settings, "max_position_embeddings", None)
-        fits = context is None or longest + config.max_new_tokens <= context
-        text = f"longest prompt {longest} tokens + max_new_tokens {config.max_new_tokens} in a context of {context}"
-        report.add("context", text, "ok" if fits else "wrong")
+    with report.check("stop ids"):
+        sampler = make_sampler(config, actor, base_folder(config))
+        report.add("stop ids", ", ".join(f"{i} {tokenizer.convert_ids_to_tokens(i)!r}" for i in sampler.stop_ids))
+        with report.check("context"):
+            rows = sampler.encode(prompts)
+            with of_eval_prompts():
+                longest = max(map(len, rows + sampler.encode(eval_prompts)), default=0)
+            context = getattr(actor.model.config.get_text_config(), "max_position_embeddings", None)
+            text = f"longest prompt {longest} tokens + max_new_tokens {config.max_new_tokens} in a context of {context}"
+            report.add("context", text)
 
 
 def _reward(report: Report, config: Config, model: Any) -> None:
@@ -238,6 +252,24 @@ def _reward(report: Report, config: Config, model: Any) -> None:
         report.add("score head", "the checkpoint has none: it would be random", "wrong")
 
 
+def _reading(report: Report, config: Config, reward: RewardModel, prompts: list[Prompt], eval_prompts: list[Prompt]) -> None:
+    """How the reward model reads the policy."""
+    vocabulary = reward.policy_vocabulary
+    if vocabulary.difference is None:
+        report.add("vocabularies", "the policy's and the reward model's are the same, id by id")
+    else:
+        share = vocabulary.whole_share(token_bytes(reward.tokenizer))
+        text = f"not the reward model's: credit goes by bytes; {share:.0%} of the policy's tokens are single tokens there"
+        report.add("vocabularies", text, "note")
+    longest = reward.check_prompts([prompt.messages for prompt in prompts])
+    with of_eval_prompts():
+        longest = max(longest, reward.check_prompts([prompt.messages for prompt in eval_prompts]))
+    fits = reward.context is None or longest + config.max_new_tokens <= reward.context
+    otherwise = "stop the run" if config.reward_on_overflow == "error" else "are left out"
+    text = f"longest row {longest} tokens before the answer, in a context of {reward.context}"
+    report.add("reward context", text if fits else f"{text}: longer ones {otherwise}", "ok" if fits else "note")
+
+
 def _stored_names(folder: Path) -> set[str] | None:
     """Names of the tensors in a local checkpoint, from its headers; None where there are no safetensors."""
     from safetensors import safe_open
@@ -251,10 +283,9 @@ def _stored_names(folder: Path) -> set[str] | None:
         return set(file.keys())
 
 
-def _memory(report: Report, config: Config, policy: Any, reward: Any) -> None:
+def _memory(report: Report, config: Config, policy: Any, actor: Policy, reward: Any) -> None:
     """GiB of what stays, and of the largest passing thing of each stage."""
-    parameters = sum(x.numel() for x in policy.parameters())
-    trainable = parameters if config.lora is None else _lora_parameters(policy, config)
+    trainable = sum(x.numel() for x in actor.trainable)
     memory = estimate(config, policy, reward, trainable)
     need, gib = memory.total, 2**30
     report.add(
@@ -267,26 +298,10 @@ def _memory(report: Report, config: Config, policy: Any, reward: Any) -> None:
     free = torch.cuda.mem_get_info()[0] if device.type == "cuda" else _free_ram()
     if free is not None:
         report.add("free memory", f"{free / gib:.1f} GiB on {device}", "ok" if free > need else "note")
-    room = shutil.disk_usage(Path(config.run_dir).parent if config.run_dir and Path(config.run_dir).parent.is_dir() else ".").free
-    checkpoint = 3 * trainable * (4 if config.lora else SIZES[config.dtype])  # an adapter is float32
-    report.add(
-        "disk",
-        f"{room / gib:.1f} GiB free, a checkpoint takes about {checkpoint / gib:.2f}",
-        "ok" if room > 5 * checkpoint else "wrong",
-    )
-
-
-def _lora_parameters(model: Any, config: Config) -> int:
-    assert config.lora is not None
-    targets = config.lora.target_modules
-    names = [targets] if isinstance(targets, str) and targets != "all-linear" else targets
-    total = 0
-    for name, module in model.named_modules():
-        if not isinstance(module, torch.nn.Linear) or name.endswith("lm_head"):
-            continue
-        if names == "all-linear" or name.split(".")[-1] in names:
-            total += config.lora.r * (module.in_features + module.out_features)
-    return total
+    with report.check("disk"):
+        check_room(config.run_dir, actor.trainable, config.keep)
+        checkpoint = 3 * sum(x.numel() * x.element_size() for x in actor.trainable)
+        report.add("disk", f"has room; a checkpoint takes about {checkpoint / gib:.2f} GiB")
 
 
 def _free_ram() -> int | None:

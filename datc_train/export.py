@@ -17,6 +17,7 @@ from datc_train.config import Config, config_from
 from datc_train.evaluate import best_step
 from datc_train.models import load_base
 from datc_train.run_folder import read_lines, saved_config
+from datc_train.sources import read_sources
 
 _PROBE = "The quick brown fox jumps over the lazy dog. 1, 2, 3: naïve café 😀"
 
@@ -33,7 +34,7 @@ def export(run: Path, out: Path | None = None, which: str = "last") -> tuple[Pat
     probing text; it is 0 up to rounding in the dtype.
 
     Raises:
-        ValueError: a folder that is no run or has no such checkpoint.
+        ValueError: a folder that is no run, has no such checkpoint, or holds an adapter to a model that was given in Python.
         FileExistsError: `out` exists.
         RuntimeError: what was written is not what was trained (mean difference above 1e-3, in half precision 0.05).
     """
@@ -42,10 +43,17 @@ def export(run: Path, out: Path | None = None, which: str = "last") -> tuple[Pat
     out = run / "export" if out is None else out
     if out.exists():
         raise FileExistsError(f"out: {out} exists; choose another folder")
+    made_of = read_sources(run)
+    has_adapter = (checkpoint / "adapter_config.json").is_file()
+    if has_adapter and made_of is not None and "policy" in made_of.given:
+        raise ValueError(
+            f"run: expected one whose config names its policy, got {run}, where train(...) was given one in Python; load that "
+            f"model, then PeftModel.from_pretrained(model, {str(checkpoint)!r}).merge_and_unload()"
+        )
     dtype = getattr(torch, config.dtype)
     with readable(checkpoint):
         tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint)
-    if (checkpoint / "adapter_config.json").is_file():
+    if has_adapter:
         base = load_base(config, torch.float32)
         tied = _untie(base)
         with readable(checkpoint):
@@ -117,4 +125,4 @@ def _checkpoint(run: Path, which: str) -> Path:
 
 
 def _number(text: str) -> int | None:
-    return int(text) if text.isdigit() else None
+    return int(text) if text.isdecimal() else None

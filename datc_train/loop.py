@@ -13,11 +13,11 @@ from datc_kernels.dispatch import choose
 from datc_train.checkpoint import check_room, checkpoints, prune, restore, save_checkpoint
 from datc_train.clock import Clock
 from datc_train.config import Config, check_sources, config_from
-from datc_train.data import Row, find_prompts, prompt_batch
+from datc_train.data import Row, find_eval_prompts, find_prompts, of_eval_prompts, prompt_batch
 from datc_train.evaluate import best_step, evaluate
 from datc_train.interrupt import Interrupted, StopRequest
 from datc_train.metrics import sample_lines, step_metrics
-from datc_train.models import base_folder, load_policy, load_reward, resolve_device
+from datc_train.models import base_folder, load_policy, load_reward, resolve_device, reward_device
 from datc_train.optimizer import make_optimizer, make_schedule
 from datc_train.policy import Policy
 from datc_train.progress import StepProgress
@@ -27,6 +27,7 @@ from datc_train.rollout import Sampler, make_sampler
 from datc_train.run_folder import RunFolder, check_run_dir
 from datc_train.score import RewardFunction, check_adapter, check_columns, check_reward
 from datc_train.shaping import starting_spread
+from datc_train.sources import sources
 from datc_train.step import Trainer, of_step, parts
 from datc_train.summary import summary
 from datc_train.trackers import Trackers, check_trackers
@@ -64,30 +65,42 @@ def train(
     if config.sampler == "vllm":
         check_installed()
     device = resolve_device(config.device)
-    where: dict[str, Any] = {"column": config.prompt_column, "split": config.prompt_split, "system_prompt": config.system_prompt}
-    train_prompts = find_prompts(config.prompts if prompts is None else prompts, **where)
+    source = config.prompts if prompts is None else prompts
+    train_prompts = find_prompts(source, config.prompt_column, split=config.prompt_split, system_prompt=config.system_prompt)
     prompt_batch(train_prompts, 1, config.prompts_per_step, config.seed)  # enough of them?
-    eval_prompts = [] if config.eval_prompts is None else find_prompts(config.eval_prompts, held_out=True, **where)
-    eval_prompts = eval_prompts[: config.eval_limit]
+    eval_prompts = find_eval_prompts(config, source)
     if reward is not None:
         check_reward(reward, config.method)
         if not isinstance(reward, RewardModel):
-            check_columns([*train_prompts, *eval_prompts])
+            check_columns(train_prompts)
+            with of_eval_prompts():
+                check_columns(eval_prompts)
     choose(config.backend, device)
     base = base_folder(config) if policy is None else None
     actor = load_policy(config, device, policy, tokenizer)
     check_adapter(config.method, has_one=hasattr(actor.model, "peft_config"))
     if isinstance(reward, RewardModel):
         check_same_vocabulary(actor.tokenizer, reward.policy_tokenizer)
+    given_reward = reward
     if reward is None:
-        reward_device = device if config.reward_device is None else resolve_device(config.reward_device, "reward_device")
-        reward = load_reward(config, reward_device, actor.tokenizer)
+        reward = load_reward(config, reward_device(config, device), actor.tokenizer)
         check_reward(reward, config.method)
     with closing(make_sampler(config, actor, base)) as sampler:
-        sampler.encode([*train_prompts, *eval_prompts])  # what cannot be sampled is found before the run's folder exists
+        # What cannot be sampled or scored is found before the run's folder exists.
+        check_prompts(sampler, reward, train_prompts)
+        with of_eval_prompts():
+            check_prompts(sampler, reward, eval_prompts)
         check_room(config.run_dir, actor.trainable, config.keep)
-        with closing(RunFolder(config)) as folder:
+        made_of = sources(train_prompts, eval_prompts, policy=policy, reward=given_reward, prompts=prompts)
+        with closing(RunFolder(config, made_of)) as folder:
             return _run(config, actor, folder, sampler, reward, train_prompts, eval_prompts)
+
+
+def check_prompts(sampler: Sampler, reward: RewardModel | RewardFunction, prompts: Sequence[Prompt]) -> None:
+    """Raises ValueError for a prompt that cannot be sampled (`Sampler.encode`) or scored (`RewardModel.check_prompts`)."""
+    sampler.encode(prompts)
+    if isinstance(reward, RewardModel):
+        reward.check_prompts([prompt.messages for prompt in prompts])
 
 
 def _run(

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from jinja2.exceptions import TemplateError
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from datc_train.config import Config
+from datc_train.config import Config, Lora
 from datc_train.policy import Policy, check_dropout, take_policy
 from datc_train.reward import RewardModel
 
@@ -27,36 +29,40 @@ def resolve_device(name: str, key: str = "device") -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise ValueError(f"{key}: expected auto, cpu, cuda or cuda:<index>, got {name!r}") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"{key}: expected auto, cpu, cuda or cuda:<index>, got {name!r}")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"{key}: {name!r} asked for, but torch sees no GPU here (torch {torch.__version__})")
     return device
 
 
+def reward_device(config: Config, device: torch.device) -> torch.device:
+    """Where the reward model of a policy on `device` lives. Raises as `resolve_device`."""
+    return device if config.reward_device is None else resolve_device(config.reward_device, "reward_device")
+
+
 def load_policy(
     config: Config, device: torch.device, model: Any = None, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> Policy:
-    """The policy of a run, with a fresh adapter where the config has `lora` and `model` is not a PEFT model already."""
+    """The policy of a run, with a fresh adapter where the config has `lora` and `model` is not a PEFT model already.
+
+    On torch's meta device, of a model there, it is the policy without its numbers: what cannot be is refused all the same.
+    """
     dtype = getattr(torch, config.dtype)
     if model is None:
         model, own_tokenizer = load_causal(config.policy, dtype, device)
         tokenizer = own_tokenizer if tokenizer is None else tokenizer
     if tokenizer is None:
         raise ValueError("tokenizer: expected one beside policy, got None")
+    _check_template_kwargs(tokenizer, config.chat_template_kwargs)
     model = model.to(device)
     if not isinstance(model, PeftModel) and any(isinstance(module, BaseTunerLayer) for module in model.modules()):
         raise ValueError("policy: holds adapter layers of an earlier run; pass its PeftModel, or load the model afresh")
     starts_at_base = False
     if config.lora is not None and not hasattr(model, "peft_config"):
-        from peft import LoraConfig, get_peft_model
-
-        targets = config.lora.target_modules
-        settings = LoraConfig(r=config.lora.r, lora_alpha=config.lora.alpha, lora_dropout=0.0, target_modules=targets)
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(config.seed)
-            try:
-                model = get_peft_model(model, settings)
-            except ValueError as error:
-                raise ValueError(f"lora.target_modules: {targets!r} does not fit this policy: {error}") from error
+            model = _with_adapter(model, config.lora)
         starts_at_base = True
     elif config.lora is None and not hasattr(model, "peft_config"):
         model.requires_grad_(True)
@@ -65,6 +71,43 @@ def load_policy(
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train(config.gradient_checkpointing)
     return take_policy(model, tokenizer, starts_at_base=starts_at_base, reference=config.beta > 0)
+
+
+def _check_template_kwargs(tokenizer: PreTrainedTokenizerBase, kwargs: dict[str, Any]) -> None:
+    """Raises ValueError for values on which the chat template breaks; what it refuses in words is said of the prompts."""
+    if not kwargs or not tokenizer.chat_template:
+        return
+    try:
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": "Hello"}], tokenize=False, add_generation_prompt=True, **kwargs
+        )
+    except TemplateError:
+        return
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        raise ValueError(
+            f"chat_template_kwargs: expected values that the policy's chat template can use, got {kwargs}: {error}"
+        ) from error
+
+
+def _with_adapter(model: Any, lora: Lora) -> PeftModel:
+    """Raises ValueError for target_modules that PEFT refuses, of which one is no module's, or that take in the LM head."""
+    from peft import LoraConfig, get_peft_model
+
+    targets = lora.target_modules
+    settings = LoraConfig(r=lora.r, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=targets)
+    try:
+        model = get_peft_model(model, settings)
+    except (ValueError, re.error) as error:
+        raise ValueError(f"lora.target_modules: {targets!r} does not fit this policy: {error}") from error
+    asked = model.peft_config["default"].target_modules  # PEFT has put today's names in place of what older models called them
+    found = model.base_model.targeted_module_names
+    names = [] if isinstance(asked, str) else sorted(asked)
+    missing = [name for name in names if not any(f".{module}".endswith(f".{name}") for module in found)]
+    if missing:
+        raise ValueError(f"lora.target_modules: expected names of the policy's modules, got {missing[0]!r}, which none has")
+    if isinstance(model.get_base_model().get_output_embeddings(), BaseTunerLayer):
+        raise ValueError(f"lora.target_modules: expected modules below the LM head, got {targets!r}, which takes in the head")
+    return model
 
 
 def load_base(config: Config, dtype: torch.dtype) -> Any:
@@ -81,15 +124,24 @@ def base_folder(config: Config) -> str | None:
     return None if config.policy == "tiny" else config.policy
 
 
-def load_reward(config: Config, device: torch.device, policy_tokenizer: PreTrainedTokenizerBase) -> RewardModel:
-    """The reward model of a run, reading the policy's token ids."""
+def load_reward(
+    config: Config,
+    device: torch.device,
+    policy_tokenizer: PreTrainedTokenizerBase,
+    outline: tuple[Any, PreTrainedTokenizerBase] | None = None,
+) -> RewardModel:
+    """The reward model of a run, reading the policy's token ids; `outline`: of this model and tokenizer, without weights."""
     dtype = getattr(torch, config.dtype)
     options: dict[str, Any] = {
         "policy_tokenizer": policy_tokenizer,
         "max_tokens_per_batch": config.reward_batch_tokens,
         "on_overflow": config.reward_on_overflow,
     }
-    if config.reward in REWARDS:
+    with named_errors("reward", config.reward):
+        if outline is not None:
+            return RewardModel(*outline, outline=True, **options)
+        if config.reward not in REWARDS:
+            return RewardModel.from_pretrained(config.reward, dtype=dtype, device=device, **options)
         from datc_train import quickstart
 
         match config.reward:
@@ -101,8 +153,6 @@ def load_reward(config: Config, device: torch.device, policy_tokenizer: PreTrain
                 layers = 14 if config.reward == "untrained-half" else None
                 model, tokenizer = quickstart.load_untrained_reward_model(layers, dtype=dtype, device=device)
         return RewardModel(model, tokenizer, **options)
-    with named_errors("reward", config.reward):
-        return RewardModel.from_pretrained(config.reward, dtype=dtype, device=device, **options)
 
 
 def load_causal(name: str, dtype: torch.dtype, device: torch.device) -> tuple[Any, PreTrainedTokenizerBase]:

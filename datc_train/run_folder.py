@@ -13,6 +13,8 @@ import yaml
 
 from datc_train.checkpoint import checkpoints
 from datc_train.config import Config
+from datc_train.sources import FILE as SOURCES
+from datc_train.sources import Sources
 
 # What may differ when a run goes on: where it ends, where it lies, who watches, and what the engine is given.
 ENGINE_KEYS = frozenset(field.name for field in fields(Config) if field.name.startswith("vllm_"))
@@ -72,11 +74,14 @@ class RunFolder:
     """Makes the folder, or takes that of the run to go on with; otherwise a run never writes into another's, nor two processes
     into one, until `close`.
 
-    Raises as `check_run_dir`; BlockingIOError for a folder that another process writes; OSError where it cannot be written.
+    Raises as `check_run_dir`, and ValueError for a run that was made of other `sources`; BlockingIOError for a folder that
+    another process writes; OSError where it cannot be written.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, sources: Sources) -> None:
         check_run_dir(config)
+        if config.run_dir is not None and checkpoints(Path(config.run_dir)):
+            sources.check_same(Path(config.run_dir))
         try:
             if config.run_dir is None:
                 self.path = _new_folder(Path("runs"), f"{time.strftime('%Y%m%d-%H%M%S')}-{config.method}")
@@ -94,6 +99,7 @@ class RunFolder:
         else:
             (self.path / "sigma0.json").unlink(missing_ok=True)
         self.schedule_steps: int = resolved["schedule_steps"]
+        _write(self.path / SOURCES, sources.to_json())
         _write(self.path / "config.yaml", yaml.safe_dump(resolved, sort_keys=False))
 
     def close(self) -> None:
@@ -125,9 +131,23 @@ class RunFolder:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """A file of JSON lines; none where there is no such file."""
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    return [json.loads(line) for line in text.split("\n") if line]  # not splitlines: text may hold U+2028
+    """A file of JSON lines; none where there is no such file. A last line that a kill or a full disk cut short is left out.
+
+    Raises ValueError with file and line for another line that is not JSON.
+    """
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    rows = text.split("\n")  # not splitlines: text may hold U+2028
+    found = []
+    for number, row in enumerate(rows, start=1):
+        if not row:
+            continue
+        try:
+            found.append(json.loads(row))
+        except ValueError as error:
+            if number == len(rows):
+                break
+            raise ValueError(f"{path}: line {number} is not JSON: {error}") from error
+    return found
 
 
 def _resolved(config: Config, path: Path) -> dict[str, Any]:
@@ -139,7 +159,7 @@ def _resolved(config: Config, path: Path) -> dict[str, Any]:
 
 def _is_fresh(path: Path) -> bool:
     """A folder that holds nothing, or only what a start leaves that was killed before it wrote its config."""
-    return path.is_dir() and all(entry.name in ("config.yaml.tmp", LOCK) for entry in path.iterdir())
+    return path.is_dir() and all(entry.name in ("config.yaml.tmp", SOURCES, f"{SOURCES}.tmp", LOCK) for entry in path.iterdir())
 
 
 def _locked(path: Path) -> IO[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +17,7 @@ from datc_train.types import ScoredRollout
 class TokenAdvantages:
     """N response tokens end to end, of B responses."""
 
-    value: Tensor  # [N] float32, A w: what takes the place of the response's advantage A
+    value: Tensor  # [N] float32 (float64 for float64 hidden), A w: what takes the place of the response's advantage A
     weights: TokenWeights  # weight [N], temperature [B]
     credit: TokenCredit  # logprob, entropy, credit, ... [N]; constants here
 
@@ -57,33 +59,55 @@ def token_advantages(
     if scored.reward_grad is None or scored.reward_embedding is None:
         raise ValueError("scored: expected a rollout scored with gradient=True, got one without reward_grad")
     checks.check_float("advantage", advantage, 1, "[B]")
+    advantage = advantage.detach().float()
     broken = (~torch.isfinite(advantage)).nonzero().flatten().tolist()
     if broken:
         raise ValueError(f"advantage: expected finite numbers, got {advantage[broken[0]]:g} for response {broken[0]}")
     device = hidden.device
-    credit = linear_credit(
-        hidden.detach(),
-        head_weight.detach(),
-        response_ids,
-        scored.reward_grad.to(device),
-        scored.reward_embedding.to(device),
-        bias=None if head_bias is None else head_bias.detach(),
-        temperature=temperature,
-        softcap=softcap,
-        logit_scale=logit_scale,
-        vocab_size=vocab_size,
-        backend=backend,
-    )
-    assert credit.credit is not None
-    advantage = advantage.to(device).float()
-    weights = allocate_weights(
-        credit.credit,
-        advantage,
-        lengths,
-        frozen=scored.frozen.to(device),
-        ceiling=ceiling,
-        utility=utility,
-        backend=backend,
-    )
+    advantage = advantage.to(device)
+    with _own_names():
+        credit = linear_credit(
+            hidden.detach(),
+            head_weight.detach(),
+            response_ids,
+            scored.reward_grad.to(device),
+            scored.reward_embedding.to(device),
+            bias=None if head_bias is None else head_bias.detach(),
+            temperature=temperature,
+            softcap=softcap,
+            logit_scale=logit_scale,
+            vocab_size=vocab_size,
+            backend=backend,
+        )
+        assert credit.credit is not None
+        weights = allocate_weights(
+            credit.credit,
+            advantage,
+            lengths,
+            frozen=scored.frozen.to(device),
+            ceiling=ceiling,
+            utility=utility,
+            backend=backend,
+        )
     response = advantage.repeat_interleave(lengths, output_size=len(response_ids))
     return TokenAdvantages(response * weights.weight, weights, credit)
+
+
+# Of the ops' arguments, as they are called here.
+_NAMES = {
+    "weight": "head_weight",
+    "bias": "head_bias",
+    "token_ids": "response_ids",
+    "reward_grad": "scored: reward_grad",
+    "reward_embedding": "scored: reward_embedding",
+    "frozen": "scored: frozen",
+}
+
+
+@contextmanager
+def _own_names() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        name, colon, text = str(error).partition(":")
+        raise ValueError(f"{_NAMES.get(name, name)}{colon}{text}") from error

@@ -8,9 +8,10 @@ its loss takes as they are; its buffering carries them through every inner itera
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 import torch
@@ -21,7 +22,7 @@ from trl import GRPOTrainer
 
 from datc_kernels import effective_sample_ratio, predicted_gain
 from datc_kernels.allocate_weights.diagnostics import at_band
-from datc_kernels.dispatch import KNOWN
+from datc_kernels.dispatch import KNOWN, choose
 from datc_train.integrations.token_advantages import TokenAdvantages, token_advantages
 from datc_train.policy import Policy, take_policy
 from datc_train.reward import RewardModel
@@ -77,6 +78,7 @@ class DATCTrainer(GRPOTrainer):
     """
 
     _tag_names: ClassVar[list[str]] = ["trl", "grpo", "datc"]
+    reward_funcs: list[Any]
 
     def __init__(self, *args: Any, datc: DATCConfig | dict[str, Any] | None = None, **kwargs: Any) -> None:
         self.datc = _config(datc)
@@ -91,15 +93,23 @@ class DATCTrainer(GRPOTrainer):
                 "reward_funcs: expected exactly one datc_train.reward.RewardModel, whose gradient gives the credit, got "
                 f"{len(models)}"
             )
+        reward = self.reward_funcs[models[0]]
+        if type(reward).__call__ is not RewardModel.__call__:
+            raise ValueError(
+                f"reward_funcs: expected a RewardModel whose gradient is that of what it returns, got {type(reward).__name__}, "
+                "which replaces __call__; put a function beside the RewardModel instead"
+            )
         self._check_options()
         weight = float(self.reward_weights[models[0]])
-        if not weight > 0:
+        if not 0 < weight < math.inf:
             raise ValueError(
-                "reward_weights: expected a number above 0 for the RewardModel, whose gradient says which way is up, got "
+                "reward_weights: expected a finite number above 0 for the RewardModel, whose gradient says which way is up, got "
                 f"{weight:g}"
             )
+        choose(self.datc.backend, self.accelerator.device)
         self._policy()
-        self._recorder = _Recorder(self.reward_funcs[models[0]])
+        self._recorder = _Recorder(reward)
+        self.reward_funcs = list(self.reward_funcs)  # TRL keeps the caller's list
         self.reward_funcs[models[0]] = self._recorder
 
     def _check_options(self) -> None:
@@ -150,6 +160,9 @@ class DATCTrainer(GRPOTrainer):
         policy = self._policy()
         hidden = self._hidden_states(policy, output, lengths)
         real = torch.arange(output["completion_ids"].shape[1], device=lengths.device) < lengths[:, None]
+        if "tool_mask" in output:  # what a tool or an environment wrote is not trained on: the mean of 1 is over the rest
+            written = ~output["tool_mask"][real].bool()
+            scored = replace(scored, frozen=scored.frozen.to(written.device) | written)
         return token_advantages(
             hidden,
             policy.weight,
@@ -205,16 +218,15 @@ class DATCTrainer(GRPOTrainer):
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         if not self._loss_is_checked and self.model.training:
-            self._check_loss(model, inputs)
-            self._loss_is_checked = True
+            self._loss_is_checked = self._check_loss(model, inputs)
         return super()._compute_loss(model, inputs)
 
-    def _check_loss(self, model: Any, inputs: dict[str, Any]) -> None:
-        """Hold TRL's loss against the contract once, on the first batch, without a pass of the model.
+    def _check_loss(self, model: Any, inputs: dict[str, Any]) -> bool:
+        """Hold TRL's loss against the contract, on the first batch with a response of two tokens, without a pass of the model.
 
         With the ratio 1, the derivative by log p_t minus that at advantage 0 (the KL term's) is -c A_t, one c > 0 a response.
 
-        Raises RuntimeError where it is not.
+        Returns whether any process had such a response. Raises RuntimeError where the contract is broken.
         """
         problem = f"TRL {trl.__version__} with loss_type={self.args.loss_type!r} does not use each token's own advantage; "
         problem += "token credit would be lost or wrong, so training stops here"
@@ -222,15 +234,19 @@ class DATCTrainer(GRPOTrainer):
         if advantages.shape != inputs["completion_ids"].shape:
             raise RuntimeError(f"{problem} (advantages arrive as {list(advantages.shape)})")
         mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
-        probe = advantages + torch.linspace(0.5, 1.5, advantages.shape[1], device=advantages.device) * advantages.abs().mean()
+        scale = float(advantages.abs().mean()) or 1.0  # equal rewards are common at the start, and say nothing about the loss
+        probe = advantages + torch.linspace(0.5, 1.5, advantages.shape[1], device=advantages.device) * scale
         with_probe, without = (self._derivative(model, inputs, a) for a in (probe, torch.zeros_like(probe)))
+        compared = False
         for row in range(len(probe)):
             kept = mask[row].bool() & (probe[row] != 0)
             if int(kept.sum()) < 2:
                 continue
+            compared = True
             share = -(with_probe - without)[row][kept] / probe[row][kept]
             if not bool(share.min() > 0) or float(share.max() - share.min()) > 1e-3 * float(share.mean()):
                 raise RuntimeError(problem)
+        return bool(self.accelerator.gather(torch.tensor([compared], device=advantages.device)).any())
 
     def _derivative(self, model: Any, inputs: dict[str, Any], advantages: Tensor) -> Tensor:
         """dL / d log p [B, T] of TRL's loss, at log-probabilities that equal the old policy's."""

@@ -14,10 +14,11 @@ from datc_train.reward.scorer import Scorer
 _ROWS_AT_A_TIME = 16_384
 
 
-def take_apart(model: nn.Module) -> Scorer:
+def take_apart(model: nn.Module, *, outline: bool = False) -> Scorer:
     """Embedding, backbone and score head of a `...ForSequenceClassification` with one label.
 
-    Adapters on top (PEFT) are looked through. The model is put in evaluation mode and its parameters are frozen.
+    Adapters on top (PEFT) are looked through. The model is put in evaluation mode and its parameters are frozen. An `outline`
+    may lie on torch's meta device.
 
     Raises:
         ValueError: num_labels is not 1; no `score` head or backbone; an embedding that is absent, quantised, sharded,
@@ -37,7 +38,7 @@ def take_apart(model: nn.Module) -> Scorer:
         raise ValueError(f"model: expected an input embedding with a weight, got {type(embedding).__name__} in {name}")
     if isinstance(weight, DTensor):
         raise ValueError("model: expected a whole input embedding, got a sharded one (DTensor): gather it first")
-    if not weight.is_floating_point() or weight.ndim != 2 or not weight.numel() or weight.is_meta:
+    if not weight.is_floating_point() or weight.ndim != 2 or not weight.numel() or (weight.is_meta and not outline):
         raise ValueError(
             "model: expected a floating-point [rows, hidden] input embedding in memory, got "
             f"{weight.dtype} {list(weight.shape)} on {weight.device}; a quantised embedding has no gradient to read"

@@ -50,6 +50,7 @@ class RewardModel:
         on_overflow: what a row longer than the model's context is. "error": a ValueError before anything runs. "neutral":
             not read; its score is the mean of the group's others (0 where there are none), so that it teaches nothing,
             none of its tokens is mapped, and a warning says so once. It is never cut.
+        outline: the model's weights are not there (it may lie on torch's meta device): what cannot be is refused, nothing scored.
 
     Raises:
         ValueError: a model, tokenizer or pair of vocabularies that cannot be right; says what was expected and got.
@@ -64,6 +65,7 @@ class RewardModel:
         max_tokens_per_batch: int = 8192,
         response_prefix: str = "",
         on_overflow: OnOverflow = "error",
+        outline: bool = False,
     ) -> None:
         if max_tokens_per_batch < 1:
             raise ValueError(f"max_tokens_per_batch: expected at least 1, got {max_tokens_per_batch}")
@@ -75,20 +77,19 @@ class RewardModel:
         self.policy_tokenizer = policy_tokenizer if policy_tokenizer is not None else tokenizer
         self.max_tokens_per_batch = max_tokens_per_batch
         self.on_overflow = on_overflow
-        self._scorer = take_apart(model)
-        self._row_limit = _row_limit(model)
+        self._scorer = take_apart(model, outline=outline)
+        self.context = _context(model)
 
         reward_bytes = token_bytes(tokenizer)
-        policy = policy_vocabulary(self.policy_tokenizer, tokenizer, reward_bytes)
+        self.policy_vocabulary = policy = policy_vocabulary(self.policy_tokenizer, tokenizer, reward_bytes)
         self._rows = RowBuilder(RowTemplate(tokenizer), reward_bytes, policy, response_prefix)
         self._vocab_size = max(len(policy.bytes_of), self._scorer.vocab_size)
         self._frozen = frozen_table(policy.bytes_of, policy.special_ids, max(self._vocab_size, len(reward_bytes)))
         self._spelling = None
-        if policy.difference is not None:
-            self._spelling = cached_spelling(policy.bytes_of, tokenizer, reward_bytes)
         self._table: Tensor | None = None
         self._said: set[str] = set()
-        if policy.difference is not None:
+        if policy.difference is not None and not outline:
+            self._spelling = cached_spelling(policy.bytes_of, tokenizer, reward_bytes)
             self._say(f"the policy has another vocabulary ({policy.difference}); credit goes by equal bytes, to first order")
 
     @classmethod
@@ -201,6 +202,25 @@ class RewardModel:
             rows, _, _ = self._build(prompts, responses, group_size, stops)
             return token_rewards(self._scorer, rows, self.max_tokens_per_batch)
 
+    def check_prompts(self, prompts: Sequence[Messages]) -> int:
+        """Returns the tokens of the longest row before an answer is in it.
+
+        Raises ValueError for a prompt that the template refuses, that has ids without embedding, or that leaves no room for a
+        token of an answer in the model's context (unless `on_overflow` is neutral).
+        """
+        names = [name_prompt(index, prompt) for index, prompt in enumerate(prompts)]
+        template = self._rows.template
+        frames = [template.frame(prompt, name) for prompt, name in zip(prompts, names, strict=True)]
+        rows = [row.ids for row in template.tokenize([frame.head + frame.tail for frame in frames])]
+        for ids, name in zip(rows, names, strict=True):
+            self._check_ids(ids, "reward", name)
+            if self.on_overflow == "error" and self.context is not None and len(ids) >= self.context:
+                raise ValueError(
+                    f"reward: expected a context of at least {len(ids) + 1} tokens, for a token of an answer to {name}, got "
+                    f"{self.context} (reward_on_overflow: neutral leaves such rows out)"
+                )
+        return max(map(len, rows), default=0)
+
     def __call__(
         self,
         prompts: Sequence[str | Messages],
@@ -250,14 +270,10 @@ class RewardModel:
             name = names[index // group_size]
             if not row.ids:
                 raise ValueError(f"prompts: expected a row of at least one token, got an empty one for {name}")
-            if max(row.ids) >= self._scorer.vocab_size:
-                raise ValueError(
-                    f"tokenizer: expected ids below {self._scorer.vocab_size} (the model's embedding rows), got "
-                    f"{max(row.ids)} for {name}"
-                )
-            if self._row_limit is not None and len(row.ids) > self._row_limit:
+            self._check_ids(row.ids, "tokenizer", name)
+            if self.context is not None and len(row.ids) > self.context:
                 words = (
-                    f"responses: expected rows of at most {self._row_limit} tokens (the reward model's context), got "
+                    f"responses: expected rows of at most {self.context} tokens (the reward model's context), got "
                     f"{len(row.ids)} for response {index % group_size} of {name}"
                 )
                 if self.on_overflow == "error":
@@ -265,6 +281,12 @@ class RewardModel:
                 left_out.add(index)
                 self._say(f"{words}; such rows get the mean score of their group and no gradient", once="overflow")
         return left_out
+
+    def _check_ids(self, ids: Sequence[int], key: str, name: str) -> None:
+        if max(ids, default=0) >= self._scorer.vocab_size:
+            raise ValueError(
+                f"{key}: expected ids below {self._scorer.vocab_size} (the model's embedding rows), got {max(ids)} for {name}"
+            )
 
     def _run(
         self,
@@ -346,6 +368,6 @@ def _group_size(prompts: Sequence[Messages]) -> int:
     return math.gcd(*(len(list(run)) for _, run in groupby(prompts))) or 1
 
 
-def _row_limit(model: nn.Module) -> int | None:
+def _context(model: nn.Module) -> int | None:
     config: Any = model.config
     return getattr(config.get_text_config(), "max_position_embeddings", None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
@@ -25,6 +25,11 @@ class PolicyVocabulary:
     def own_ids(self, reward_ids: Collection[int]) -> frozenset[int]:
         """Special ids of the reward model as the policy's, without those that it lacks."""
         return frozenset(reward_ids if self.own is None else (self.own[i] for i in reward_ids if i in self.own))
+
+    def whole_share(self, reward_bytes: Iterable[bytes | None]) -> float:
+        """Share of the tokens whose bytes are one token of the reward model's; the others are several of them, or none."""
+        tokens, known = [token for token in self.bytes_of if token], set(reward_bytes)
+        return sum(token in known for token in tokens) / max(1, len(tokens))
 
 
 def policy_vocabulary(

@@ -35,7 +35,7 @@ class Versions:
         if folder.exists():
             raise FileExistsError(f"version: expected one that was not written yet, got {folder}")
         self._fill(folder, save)
-        whole = sorted(path for path in folder.parent.iterdir() if path.name.isdigit())
+        whole = sorted(path for path in folder.parent.iterdir() if path.name.isdecimal())
         for path in whole[: -self.keep]:
             shutil.rmtree(path)
         return folder

@@ -69,7 +69,7 @@ def test_nothing_big_is_read(folders: tuple[Path, Path], monkeypatch: pytest.Mon
         ({"reward": "./no/such"}, "reward", "reward: expected quickstart"),
         ({"prompts": "nowhere.jsonl"}, "prompts", "nowhere.jsonl"),
         ({"prompts_per_step": 10**6}, "prompts", "prompts_per_step"),
-        ({"max_new_tokens": 10**6}, "context", "in a context of 2048"),
+        ({"max_new_tokens": 10**6}, "context", "context of 2048"),
         ({"device": "quantum"}, "device", "device"),
         ({"backend": "cuda"}, "device", "cannot run here"),
         ({"resume": "auto"}, "run_dir", "resume: expected run_dir"),

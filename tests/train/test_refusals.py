@@ -13,7 +13,7 @@ from test_train import TINY
 from tokenizers import Tokenizer
 
 from datc_train import train
-from datc_train.cli import main
+from datc_train.cli import config_of, main
 from datc_train.config import Config, config_from
 from datc_train.quickstart import load_tiny_policy
 
@@ -22,6 +22,15 @@ def run_cli(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     with pytest.raises(SystemExit) as exit_:
         main(list(words))
     return int(exit_.value.code or 0), capsys.readouterr().err
+
+
+def test_a_recipe_with_merged_keys(tmp_path: Path) -> None:
+    """A key beside the merged one that it replaces stands there once, however often its mapping is referred to."""
+    path = tmp_path / "r.yaml"
+    path.write_text("steps: 3\nchat_template_kwargs: {p: &b {<<: {r: 1}, r: 2}, w: {<<: *b, r: 3}}\n")
+    config = config_of(["--config", str(path)])
+    assert config.steps == 3
+    assert config.chat_template_kwargs == {"p": {"r": 2}, "w": {"r": 3}}
 
 
 @pytest.mark.parametrize(
@@ -77,6 +86,8 @@ def test_a_users_mistake_is_one_line_and_status_2(
         (b"steps: [1", "YAML in"),
         (b"steps: 1\nseed: 2\nsteps: 3", "the key 'steps' stands there twice"),
         (b"lora: {r: 1, r: 2}", "the key 'r' stands there twice"),
+        (b"lora: {r: 1}\nlora.r: 2", "r.yaml, got both lora and lora.r"),
+        (b"lora: null\nlora.r: 2", "r.yaml, got both lora and lora.r"),
         ("seed: 1  # gr\u00fc\u00dfe".encode("latin-1"), "r.yaml"),
     ],
 )
@@ -425,5 +436,5 @@ def test_a_template_of_the_reward_model_that_refuses(tmp_path: Path) -> None:
         "{% if messages[0].content != 'Hello' %}{{ raise_exception('no') }}{% endif %}" + tokenizer.chat_template
     )
     reward = RewardModel(model, tokenizer)
-    with pytest.raises(ValueError, match="^prompts: the reward model's chat template refuses an answer to 'b': no; in step 1$"):
+    with pytest.raises(ValueError, match="^prompts: the reward model's chat template refuses an answer to 'b': no$"):
         train(TINY | {"run_dir": str(tmp_path / "r")}, reward=reward, prompts=["b", "b"])

@@ -23,6 +23,7 @@ from datc_train.config import config_from
 from datc_train.export import export
 from datc_train.interrupt import Interrupted
 from datc_train.run_folder import RunFolder
+from datc_train.sources import Sources
 
 RUN = TINY | {"steps": 4, "save_every": 1, "learning_rate": 1e-3}
 
@@ -227,7 +228,8 @@ def test_a_checkpoint_of_another_policy_is_refused(tmp_path: Path) -> None:
     from datc_train.quickstart import load_tiny_policy
 
     config = RUN | {"steps": 1, "run_dir": str(tmp_path / "r")}
-    run = train(config)
+    model, tokenizer = load_tiny_policy()
+    run = train(config, policy=model, tokenizer=tokenizer)
     model, tokenizer = load_tiny_policy()
     model.model.layers = model.model.layers[:1]
     with pytest.raises(ValueError, match=f"^resume: {checkpoints(run)[-1]} does not fit this policy"):
@@ -317,11 +319,11 @@ def test_one_process_writes_a_run(tmp_path: Path) -> None:
     """Two trainings with one run_dir: the second is refused, and the first one's end lets the next in."""
     path = tmp_path / "r"
     config = config_from(TINY | {"run_dir": str(path), "resume": "auto"})
-    folder = RunFolder(config)
+    folder = RunFolder(config, Sources())
     with pytest.raises(BlockingIOError, match=rf"^run_dir: .* is being written by process {os.getpid()}; wait"):
-        RunFolder(config)
+        RunFolder(config, Sources())
     folder.close()
-    RunFolder(config).close()
+    RunFolder(config, Sources()).close()
 
 
 @pytest.mark.parametrize("name", ["adapter_model.safetensors", "trainer_state.pt", "adapter_config.json"])

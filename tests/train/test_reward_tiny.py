@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
-from functools import cache
+from collections.abc import Callable
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +73,19 @@ def byte_level(split: str, size: int = 420) -> Tokenizer:
     return inner
 
 
-@cache
+def built_once(make: Callable[[], PreTrainedTokenizerFast]) -> Callable[[], PreTrainedTokenizerFast]:
+    """A copy at each call: a test may set a pad token on its own."""
+    made = cache(make)
+    return wraps(make)(lambda: copy.deepcopy(made()))
+
+
+@built_once
 def chatml_tokenizer() -> PreTrainedTokenizerFast:
     """No BOS of its own; like SmolLM2's it calls `<|im_start|>` its BOS all the same; no pad token."""
     return finish(byte_level(QWEN_SPLIT), QWEN_SPECIALS, bos="<|im_start|>", eos="<|im_end|>", template=CHATML, adds_bos=False)
 
 
-@cache
+@built_once
 def qwen3_tokenizer() -> PreTrainedTokenizerFast:
     """Small vocabulary under Qwen3's template; pad is EOS."""
     tokenizer = finish(
@@ -92,7 +100,7 @@ def qwen3_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-@cache
+@built_once
 def llama_tokenizer() -> PreTrainedTokenizerFast:
     """Small vocabulary under Llama 3.1's template: tokenizer and template each bring a BOS."""
     return finish(
@@ -105,7 +113,7 @@ def llama_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-@cache
+@built_once
 def sentencepiece_tokenizer() -> PreTrainedTokenizerFast:
     """SentencePiece-like: ▁ for blanks, one put in front of each text, bytes as <0xXX>."""
     words = ["▁Hello", "▁there", "▁fine", "▁I", "▁am", "▁", "H", "e", "l", "o", "user", "assistant", ".", "\n", "1"]

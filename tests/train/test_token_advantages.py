@@ -82,6 +82,7 @@ def test_the_formula_written_out(backend: str | None, utility: str) -> None:
 def test_no_gradient_reaches_the_policy() -> None:
     given = inputs()
     given["hidden"].requires_grad_()
+    given["advantage"].requires_grad_()
     made = token_advantages(**given)
     assert not made.value.requires_grad
     assert not made.credit.logprob.requires_grad
@@ -92,6 +93,13 @@ def test_no_gradient_reaches_the_policy() -> None:
     [
         ({"advantage": torch.tensor([1.0, float("nan"), 0.0])}, "advantage: expected finite numbers, got nan for response 1"),
         ({"advantage": torch.tensor([1.0, 0.0, float("-inf")])}, "advantage: expected finite numbers, got -inf for response 2"),
+        ({"advantage": torch.tensor([1.0, 1e300, 0.0], dtype=torch.float64)}, "advantage: expected finite numbers, got inf"),
+        ({"response_ids": torch.full((N,), V)}, "response_ids: "),
+        ({"response_ids": torch.zeros(N - 1, dtype=torch.int64)}, "response_ids: "),
+        ({"head_weight": torch.ones(V, D + 1)}, "head_weight: "),
+        ({"head_bias": torch.ones(V + 1)}, "head_bias: "),
+        ({"scored": replace(inputs()["scored"], reward_grad=torch.ones(N + 1, K))}, "scored: reward_grad: "),
+        ({"scored": replace(inputs()["scored"], frozen=torch.zeros(N + 1, dtype=torch.bool))}, "scored: frozen: "),
         ({"advantage": torch.ones(N)}, "advantage: "),
         ({"advantage": [1.0, 2.0, 3.0]}, "advantage: "),
         ({"lengths": torch.tensor([5, 1, 6])}, "lengths: "),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +30,16 @@ def reward_model() -> RewardModel:
     return RewardModel(*load_tiny_reward_model())
 
 
+class OtherScore(RewardModel):
+    def __call__(self, *arguments: Any, **columns: Any) -> list[float]:
+        return [-score for score in super().__call__(*arguments, **columns)]
+
+
 def length_reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
     return [float(sum(ids) % 7) for ids in completion_ids]
 
 
-def make(
-    kind: type,
-    folder: Path,
-    *,
-    rewards: Any = None,
-    lora: bool = True,
-    datc: Any = None,
-    eval_dataset: Any = None,
-    **options: Any,
-) -> Any:
+def make(kind: type, folder: Path, *, rewards: Any = None, lora: bool = True, datc: Any = None, **options: Any) -> Any:
     set_seed(1)  # older versions draw the adapter before they seed
     model, tokenizer = load_tiny_policy()
     model.name_or_path = model.config._name_or_path = ""
@@ -61,14 +58,15 @@ def make(
         "disable_tqdm": True,
         "seed": 1,
     }
+    extra = {name: options.pop(name) for name in ("eval_dataset", "rollout_func") if name in options}
     arguments = trl.GRPOConfig(output_dir=str(folder), **defaults | options)
-    extra = {"datc": datc} if kind is DATCTrainer else {}
+    if kind is DATCTrainer:
+        extra["datc"] = datc
     return kind(
         model=model,
         reward_funcs=[reward_model()] if rewards is None else rewards,
         args=arguments,
         train_dataset=Dataset.from_list(train_prompts()[:16]),
-        eval_dataset=eval_dataset,
         processing_class=tokenizer,
         peft_config=LoraConfig(r=4, target_modules="all-linear") if lora else None,
         **extra,
@@ -320,13 +318,16 @@ def test_a_run_goes_on_from_a_checkpoint_of_trls(tmp_path: Path) -> None:
         ({"datc": {"rate": 1}}, "datc: no such key 'rate'"),
         ({"datc": {1: 2, "rate": 3}}, "datc: no such key 1"),
         ({"datc": {"backend": "x"}}, "backend: expected None or one of reference, "),
-        ({"reward_weights": [-1.0]}, "reward_weights: expected a number above 0 for the RewardModel.*got -1"),
+        ({"datc": {"backend": "cuda"}}, "backend: 'cuda' cannot run here"),
+        ({"reward_weights": [-1.0]}, "reward_weights: expected a finite number above 0 for the RewardModel.*got -1"),
+        ({"reward_weights": [float("inf")]}, "reward_weights: .*got inf"),
+        ({"rewards": [OtherScore(*load_tiny_reward_model())]}, "reward_funcs: .*got OtherScore, which replaces __call__"),
         ({"rewards": [length_reward, reward_model()], "reward_weights": [1.0, 0.0]}, "reward_weights: .*got 0"),
         ({"datc": 4.0}, "datc: expected a DATCConfig"),
     ],
 )
 def test_what_would_lose_the_weights_is_refused(tmp_path: Path, options: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=f"^{says}"):
+    with pytest.raises((ValueError, RuntimeError), match=f"^{says}"):
         make(DATCTrainer, tmp_path, **options)
 
 
@@ -337,7 +338,42 @@ def test_ligers_loss_is_refused(tmp_path: Path) -> None:
         trainer._check_options()
 
 
-@pytest.mark.parametrize("how", ["flattened", "averaged"])
+def test_the_list_of_reward_functions_stays_the_callers(tmp_path: Path) -> None:
+    rewards = [reward_model(), length_reward]
+    before = list(rewards)
+    for _ in range(2):
+        make(DATCTrainer, tmp_path, rewards=rewards)
+    assert rewards == before
+
+
+@pytest.mark.skipif(
+    "rollout_func" not in inspect.signature(trl.GRPOTrainer.__init__).parameters, reason="this TRL has no rollout_func"
+)
+def test_tokens_that_an_environment_wrote_take_no_part(tmp_path: Path) -> None:
+    """TRL trains on the policy's own tokens alone: over them the mean weight is 1, and the others have none."""
+    mask = [1, 1, 0, 0, 0, 0, 1, 1]
+
+    def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        dice = torch.Generator().manual_seed(3)
+        read = trainer.processing_class.apply_chat_template
+        return {
+            "prompt_ids": [read(prompt, add_generation_prompt=True, return_dict=False) for prompt in prompts],
+            "completion_ids": [torch.randint(5, 500, (8,), generator=dice).tolist() for _ in prompts],
+            "logprobs": None,
+            "env_mask": [mask for _ in prompts],
+        }
+
+    trainer = make(DATCTrainer, tmp_path, max_steps=1, rollout_func=rollout)
+    trainer.train()
+    kept = torch.tensor(mask).bool()
+    weights = torch.tensor(list(trainer._logs["extra"]["datc_weight"]))
+    assert weights.shape == (4, 8)
+    assert (weights[:, ~kept] == 1).all()
+    assert (weights[:, kept] != 1).any()
+    assert (weights[:, kept].mean(1) - 1).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("how", ["flattened", "averaged", "averaged, equal rewards"])
 def test_a_trl_that_ignores_token_advantages_is_found(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The self-test: another version could drop the weights, and every curve would still look healthy."""
     real = trl.GRPOTrainer._compute_loss
@@ -346,7 +382,10 @@ def test_a_trl_that_ignores_token_advantages_is_found(tmp_path: Path, how: str, 
         return real(self, model, inputs | {"advantages": inputs["advantages"].mean(1)})
 
     trainer = make(DATCTrainer, tmp_path)
-    if how == "averaged":
+    if how == "averaged, equal rewards":
+        score = trainer._calculate_rewards
+        trainer._calculate_rewards = lambda *arguments: torch.zeros_like(score(*arguments))
+    if how.startswith("averaged"):
         monkeypatch.setattr(trl.GRPOTrainer, "_compute_loss", other)
     else:
         inner = trainer._generate_and_score_completions
