@@ -204,7 +204,7 @@ def build_parser() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
     data = command("data", DATA_HELP, "prepare a data set")
     data.add_argument("what", choices=["ultrafeedback"], help="ultrafeedback: the paper's splits of it")
     data.add_argument("--out", type=str, default="data/ultrafeedback", help="folder of the JSON lines")
-    data.add_argument("--source", type=str, default=SOURCE, help="a dataset's name, a folder, Parquet or JSON lines with its columns")
+    data.add_argument("--source", type=str, default=SOURCE, help="a dataset, a folder, Parquet or JSON lines with its columns")
     data.add_argument("--split", type=str, default=SPLIT, help="of the source")
     data.add_argument("--seed", type=int, default=0, help="another seed deals the prompts out differently")
     bench = command("bench", BENCH_HELP, "measure what DATC costs over GRPO")
