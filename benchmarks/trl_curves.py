@@ -28,7 +28,7 @@ from benchmarks.trl_recipe import make_trainer
 from datc_train.bench.machine import machine
 from datc_train.cli import config_of
 from datc_train.config import Config
-from datc_train.data import find_prompts
+from datc_train.data import find_train_prompts
 from datc_train.integrations.trl import DATCTrainer
 from datc_train.summary import reward_change
 
@@ -54,7 +54,7 @@ def train(method: str, config: Config, folder: Path) -> list[dict[str, float]]:
     if len(lines := _kept(history)) >= config.steps:
         return lines[: config.steps]
     kind, extra = METHODS[method]
-    prompts = find_prompts(config.prompts, config.prompt_column)
+    prompts = find_train_prompts(config)
     options = {"save_strategy": "steps", "save_steps": SAVE_EVERY, "save_total_limit": 1, "save_only_model": False}
     trainer = make_trainer(kind, config, prompts, saved, extra, **options)
     trainer.train(resume_from_checkpoint=last)

@@ -38,7 +38,7 @@ from datc_train.bench.overhead import endless_sampler
 from datc_train.cli import config_of
 from datc_train.clock import Clock
 from datc_train.config import Config, Method
-from datc_train.data import find_prompts
+from datc_train.data import find_train_prompts
 from datc_train.integrations.trl import DATCTrainer
 from datc_train.models import load_policy, load_reward, resolve_device
 from datc_train.optimizer import make_optimizer
@@ -56,7 +56,7 @@ class OwnSteps:
         self.device = resolve_device(config.device)
         actor = load_policy(config, self.device)
         reward = load_reward(config, self.device, actor.tokenizer)
-        self.prompts = find_prompts(config.prompts, config.prompt_column)[: config.prompts_per_step]
+        self.prompts = find_train_prompts(config)[: config.prompts_per_step]
         sampler = endless_sampler(config, actor)
         self.trainer = Trainer(config, actor, reward, sampler, make_optimizer(actor.trainable, config))
         self.steps = 0
@@ -85,7 +85,7 @@ class TRLSteps:
     """A TRL trainer, halted between its steps."""
 
     def __init__(self, kind: type[GRPOTrainer], config: Config, steps: int, folder: Path, extra: dict[str, Any]) -> None:
-        prompts = find_prompts(config.prompts, config.prompt_column)[: config.prompts_per_step]
+        prompts = find_train_prompts(config)[: config.prompts_per_step]
         endless = {"generation_kwargs": {"min_new_tokens": config.max_new_tokens}}
         self.trainer = make_trainer(kind, config, prompts, folder, extra, max_steps=steps, **endless)
         self.phases: Seconds = {}

@@ -44,6 +44,12 @@ def find_prompts(
     return [p if p.messages[0]["role"] == "system" else Prompt([system, *p.messages], p.columns) for p in prompts]
 
 
+def find_train_prompts(config: Config, source: str | os.PathLike[str] | Sequence[Row] | None = None) -> list[Prompt]:
+    """`find_prompts` of what the config names, or of the `source` given instead, read as the config says."""
+    given = config.prompts if source is None else source
+    return find_prompts(given, config.prompt_column, split=config.prompt_split, system_prompt=config.system_prompt)
+
+
 def find_eval_prompts(config: Config, trained_on: str | os.PathLike[str] | Sequence[Row]) -> list[Prompt]:
     """The first `eval_limit` of `eval_prompts`, none where that is null. `trained_on`: the source of the prompts to train on.
 

@@ -21,7 +21,7 @@ import torch
 from datc_kernels.dispatch import KNOWN, choose, missing_backends
 from datc_train.checkpoint import check_room
 from datc_train.config import Config, check_sources
-from datc_train.data import find_eval_prompts, find_prompts, of_eval_prompts, prompt_batch
+from datc_train.data import find_eval_prompts, find_train_prompts, of_eval_prompts, prompt_batch
 from datc_train.memory_estimate import estimate
 from datc_train.models import REWARDS, base_folder, load_policy, load_reward, named_errors, resolve_device, reward_device
 from datc_train.policy import Policy
@@ -92,12 +92,7 @@ def dry_run(config: Config, *, say: Callable[[str], None] = print) -> None:
         actor = load_policy(config, device)
         check_adapter(config.method, has_one=hasattr(actor.model, "peft_config"))
         reward = load_reward(config, reward_device(config, device), actor.tokenizer)
-        prompts = prompt_batch(
-            find_prompts(config.prompts, config.prompt_column, split=config.prompt_split, system_prompt=config.system_prompt),
-            1,
-            1,
-            config.seed,
-        )
+        prompts = prompt_batch(find_train_prompts(config), 1, 1, config.seed)
         optimizer = make_optimizer(actor.trainable, config)
         with closing(make_sampler(config, actor, base_folder(config))) as sampler, TemporaryDirectory() as folder:
             sampler.open(Path(folder))
@@ -150,9 +145,7 @@ def _run(report: Report, config: Config) -> None:
         reward_device(config, torch.device("cpu"))
     prompts: list[Prompt] = []
     with report.check("prompts"):
-        prompts = find_prompts(
-            config.prompts, config.prompt_column, split=config.prompt_split, system_prompt=config.system_prompt
-        )
+        prompts = find_train_prompts(config)
         prompt_batch(prompts, 1, config.prompts_per_step, config.seed)
         report.add("prompts", f"{len(prompts)} from {config.prompts}")
     eval_prompts: list[Prompt] = []

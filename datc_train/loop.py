@@ -13,7 +13,7 @@ from datc_kernels.dispatch import choose
 from datc_train.checkpoint import check_room, checkpoints, prune, restore, save_checkpoint
 from datc_train.clock import Clock
 from datc_train.config import Config, check_sources, config_from
-from datc_train.data import Row, find_eval_prompts, find_prompts, of_eval_prompts, prompt_batch
+from datc_train.data import Row, find_eval_prompts, find_train_prompts, of_eval_prompts, prompt_batch
 from datc_train.evaluate import best_step, evaluate
 from datc_train.interrupt import Interrupted, StopRequest
 from datc_train.metrics import sample_lines, step_metrics
@@ -65,10 +65,9 @@ def train(
     if config.sampler == "vllm":
         check_installed()
     device = resolve_device(config.device)
-    source = config.prompts if prompts is None else prompts
-    train_prompts = find_prompts(source, config.prompt_column, split=config.prompt_split, system_prompt=config.system_prompt)
+    train_prompts = find_train_prompts(config, prompts)
     prompt_batch(train_prompts, 1, config.prompts_per_step, config.seed)  # enough of them?
-    eval_prompts = find_eval_prompts(config, source)
+    eval_prompts = find_eval_prompts(config, config.prompts if prompts is None else prompts)
     if reward is not None:
         check_reward(reward, config.method)
         if not isinstance(reward, RewardModel):

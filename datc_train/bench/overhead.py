@@ -22,7 +22,7 @@ from datc_train.bench.machine import machine
 from datc_train.bench.memory import peak_memory
 from datc_train.clock import Clock
 from datc_train.config import Config, Method
-from datc_train.data import find_prompts
+from datc_train.data import find_train_prompts
 from datc_train.models import load_policy, load_reward, resolve_device
 from datc_train.optimizer import make_optimizer
 from datc_train.policy import Policy
@@ -52,7 +52,7 @@ def measure(
     actor = load_policy(config, device)
     reward = load_reward(config, device, actor.tokenizer)
     sampler = endless_sampler(config, actor)
-    prompts = find_prompts(config.prompts, config.prompt_column)[: config.prompts_per_step]
+    prompts = find_train_prompts(config)[: config.prompts_per_step]
     start = [p.detach().clone() for p in actor.trainable]
     trainers = {
         method: Trainer(replace(config, method=method), actor, reward, sampler, make_optimizer(actor.trainable, config))

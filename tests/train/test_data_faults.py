@@ -12,7 +12,7 @@ import pytest
 
 from datc_train import train
 from datc_train.config import Config, config_from
-from datc_train.data import find_eval_prompts, find_prompts, load_prompts
+from datc_train.data import find_eval_prompts, find_prompts, find_train_prompts, load_prompts
 from datc_train.ultrafeedback import prepare
 
 datasets = pytest.importorskip("datasets")
@@ -305,3 +305,13 @@ def test_sources_and_folders_that_cannot_be(tmp_path: Path) -> None:
         with pytest.raises(FileExistsError, match=r"^out: expected a folder, got .*p\.parquet is a file"):
             prepare(out, source=source, sizes=SIZES)
     assert prepare(tmp_path / "out", source=source, sizes=SIZES)["candidates"] == 150
+
+
+def test_prompts_of_a_config_are_read_as_it_says(tmp_path: Path) -> None:
+    """Training, the doctor and the benchmarks all read them so."""
+    (tmp_path / "p.jsonl").write_text('{"question": "Why?"}\n')
+    config = config_from({"prompts": str(tmp_path / "p.jsonl"), "prompt_column": "question", "system_prompt": "Be brief."})
+    (prompt,) = find_train_prompts(config)
+    assert [message["content"] for message in prompt.messages] == ["Be brief.", "Why?"]
+    (other,) = find_train_prompts(config, [{"question": "How?"}])
+    assert other.messages[-1]["content"] == "How?"
