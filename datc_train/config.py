@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, field, fields
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from datc_train.credit_point import CreditPoint, Kind
+
 # What the trainer itself tells `apply_chat_template`.
 RESERVED_TEMPLATE_KWARGS = frozenset(
     "conversation messages tokenize add_generation_prompt continue_final_message return_dict return_tensors "
@@ -73,6 +75,10 @@ class Config:
             datc_train/credit/README.md.
         loss: the objective, see datc_train/losses: "grpo", "dapo", "dr_grpo", "gspo_token" or "cispo". ("gspo" is refused, with
             the reason.)
+        credit_point: where the reward's gradient is taken for methods that need credit, "embedding" (the paper's), "tangent" or
+            "integrated", see datc_train/reward/README.md; `datc probe` measures them on one's own models.
+        credit_passes: of "integrated": 1 moves all tokens of a response at once, k every k-th one at a time, in k passes.
+        credit_scale: of "integrated": the moved embeddings are multiplied by it.
         ceiling: lambda; weights lie within [1/ceiling, ceiling].
         utility: "advantage", or "sign" (the sign of the advantage only).
         beta: weight of the KL term to the policy that training started from; 0 runs no reference pass.
@@ -147,6 +153,9 @@ class Config:
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     method: Method = "datc"
     loss: Loss = "grpo"
+    credit_point: Kind = "embedding"
+    credit_passes: int = 1
+    credit_scale: float = 0.5
     ceiling: float = 4.0
     utility: Literal["advantage", "sign"] = "advantage"
     beta: float = 0.03
@@ -233,6 +242,7 @@ class Config:
         _require("trackers", ", ".join(unknown), not unknown, f"any of {', '.join(TRACKERS)}")
         taken = sorted(RESERVED_TEMPLATE_KWARGS & set(self.chat_template_kwargs))
         _require("chat_template_kwargs", ", ".join(taken), not taken, "keys of the template, not the trainer's own")
+        _ = self.point
         if self.sampler == "vllm":
             self._check_vllm()
 
@@ -250,6 +260,11 @@ class Config:
         if self.device == "cpu":
             _require("vllm_sleep", self.vllm_sleep, not self.vllm_sleep, "false on device: cpu, where engines do not sleep")
             _require("vllm_devices", devices, devices is None, "null on device: cpu")
+
+    @property
+    def point(self) -> CreditPoint:
+        """Where the reward's gradient is taken for credit; raises ValueError for what cannot be."""
+        return CreditPoint(self.credit_point, self.credit_passes, self.credit_scale)
 
     @property
     def updates_per_rollout(self) -> int:

@@ -13,6 +13,7 @@ import yaml
 
 from datc_train.checkpoint import checkpoints
 from datc_train.config import Config
+from datc_train.credit_point import EMBEDDING
 from datc_train.sources import FILE as SOURCES
 from datc_train.sources import Sources
 
@@ -48,8 +49,8 @@ def check_run_dir(config: Config) -> None:
         raise ValueError(f"resume: expected a run's folder with config.yaml, got {path}")
     if not checkpoints(path):  # it begins again, with whatever config
         return
-    # A run of an older version knows nothing of newer keys, which it ran without: at their defaults.
-    saved = Config().to_dict() | saved_config(path)
+    # A run of an older version knows nothing of newer keys, which it ran without: at their defaults, or as it was before them.
+    saved = Config().to_dict() | EMBEDDING.arguments() | saved_config(path)
     now = _resolved(config, path)
     if config.schedule_steps is None:
         now["schedule_steps"] = saved.get("schedule_steps")

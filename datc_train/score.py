@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from datc_train.credit import METHODS, Method
+from datc_train.credit_point import EMBEDDING, CreditPoint
 from datc_train.reward import RewardModel
 from datc_train.reward.left_out import left_out_scores
 from datc_train.types import Prompt, Rollout, ScoredRollout
@@ -69,8 +70,9 @@ def score_rollout(
     *,
     gradient: bool,
     method: Method | None = None,
+    point: CreditPoint = EMBEDDING,
 ) -> ScoredRollout:
-    """Raw scores [B], with `gradient` the reward's gradient at every token, and what else of the reward `method` needs.
+    """Raw scores [B], with `gradient` the reward's gradient of every token at `point`, and what else `method` needs.
 
     A function's scores have no token part. It reads responses as they are, so all tokens count as mapped; frozen are the
     tokenizer's special tokens and those that end a response.
@@ -79,7 +81,7 @@ def score_rollout(
     prompts = [prompt.messages for prompt in rollout.prompts]
     if isinstance(reward, RewardModel):
         size = rollout.group_size
-        scored = reward.score(prompts, responses, size, gradient=gradient, stop_ids=stop_ids)
+        scored = reward.score(prompts, responses, size, gradient=gradient, stop_ids=stop_ids, **point.arguments())
         if method is not None and method.needs_embedding:
             scored = replace(scored, pad_embedding=reward.pad_embedding)
         if method is not None and method.needs_token_rewards:

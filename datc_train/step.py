@@ -14,6 +14,7 @@ from datc_train.advantages import group_advantages, group_deviations
 from datc_train.clock import Clock
 from datc_train.config import Config
 from datc_train.credit import METHODS
+from datc_train.credit_point import EMBEDDING
 from datc_train.lesson import Lesson
 from datc_train.losses import LOSSES
 from datc_train.passes import reference_pass
@@ -91,7 +92,16 @@ class Trainer:
         config, actor, method = self.config, self.actor, METHODS[self.config.method]
         with of_step(step), clock("score"):
             gradient = method.needs_reward_gradient
-            scored = score_rollout(self.reward, rollout, actor.tokenizer, self.sampler.stop_ids, gradient=gradient, method=method)
+            point = config.point if method.needs_credit else EMBEDDING  # others read the gradient where the tokens are
+            scored = score_rollout(
+                self.reward,
+                rollout,
+                actor.tokenizer,
+                self.sampler.stop_ids,
+                gradient=gradient,
+                method=method,
+                point=point,
+            )
             if scored.reward_embedding is not None:  # a table of another device crosses once
                 self._table = scored.reward_embedding.to(actor.device) if self._table is None else self._table
                 scored = replace(scored, reward_embedding=self._table)

@@ -23,6 +23,7 @@ from trl import GRPOTrainer
 from datc_kernels import effective_sample_ratio, predicted_gain
 from datc_kernels.allocate_weights.diagnostics import at_band
 from datc_kernels.dispatch import KNOWN, choose
+from datc_train.credit_point import CreditPoint, Kind
 from datc_train.integrations.token_advantages import TokenAdvantages, token_advantages
 from datc_train.policy import Policy, take_policy
 from datc_train.reward import RewardModel
@@ -42,6 +43,7 @@ class DATCConfig:
         method: "datc", or "grpo": the stock trainer, bit for bit.
         ceiling: lambda; weights lie within [1/ceiling, ceiling].
         utility: "advantage", or "sign" (the sign of the advantage only).
+        credit_point, credit_passes, credit_scale: where the reward's gradient is taken, see `datc_train/credit_point.py`.
         backend: of the kernels; None takes the fastest exact one of the device.
 
     Raises ValueError, beginning with the key, for values that cannot be.
@@ -50,6 +52,9 @@ class DATCConfig:
     method: str = "datc"
     ceiling: float = 4.0
     utility: str = "advantage"
+    credit_point: Kind = "embedding"
+    credit_passes: int = 1
+    credit_scale: float = 0.5
     backend: str | None = None
 
     def __post_init__(self) -> None:
@@ -59,8 +64,13 @@ class DATCConfig:
             raise ValueError(f"ceiling: expected a finite number of at least 1, got {self.ceiling!r}")
         if self.utility not in ("advantage", "sign"):
             raise ValueError(f"utility: expected advantage or sign, got {self.utility!r}")
+        _ = self.point
         if self.backend is not None and self.backend not in KNOWN:
             raise ValueError(f"backend: expected None or one of {', '.join(KNOWN)}, got {self.backend!r}")
+
+    @property
+    def point(self) -> CreditPoint:
+        return CreditPoint(self.credit_point, self.credit_passes, self.credit_scale)
 
 
 class DATCTrainer(GRPOTrainer):
@@ -108,7 +118,7 @@ class DATCTrainer(GRPOTrainer):
             )
         choose(self.datc.backend, self.accelerator.device)
         self._policy()
-        self._recorder = _Recorder(reward)
+        self._recorder = _Recorder(reward, self.datc.point)
         self.reward_funcs = list(self.reward_funcs)  # TRL keeps the caller's list
         self.reward_funcs[models[0]] = self._recorder
 
@@ -279,8 +289,9 @@ class DATCTrainer(GRPOTrainer):
 class _Recorder:
     """A reward function in front of a RewardModel: scores as it would, and keeps what the credit needs."""
 
-    def __init__(self, reward: RewardModel) -> None:
+    def __init__(self, reward: RewardModel, point: CreditPoint) -> None:
         self.reward = reward
+        self.point = point
         self.gradient = False
         self.__name__ = reward.__name__
         self._kept: tuple[ScoredRollout, list[list[int]]] | None = None
@@ -288,7 +299,7 @@ class _Recorder:
     def __call__(
         self, prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Sequence[Sequence[int]], **columns: Any
     ) -> list[float]:
-        scored = self.reward.score_call(prompts, completions, completion_ids, gradient=self.gradient)
+        scored = self.reward.score_call(prompts, completions, completion_ids, gradient=self.gradient, **self.point.arguments())
         self._kept = (scored, [list(ids) for ids in completion_ids])
         return [float(value) for value in scored.score.tolist()]
 

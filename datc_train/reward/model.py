@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
 
+from datc_train.credit_point import EMBEDDING, CreditPoint, Kind
 from datc_train.prefix import why_not_shared
 from datc_train.reward.checks import check_batch, check_call, name_prompt
 from datc_train.reward.classifier import embedding_table, take_apart
 from datc_train.reward.frozen import frozen_table
+from datc_train.reward.gradient_point import turns
 from datc_train.reward.mapped_rows import MappedRow, RowBuilder
 from datc_train.reward.micro_batches import SplitRow
 from datc_train.reward.overflow import OnOverflow, at_group_mean, unmapped
@@ -156,6 +158,9 @@ class RewardModel:
         *,
         gradient: bool = True,
         stop_ids: Collection[int] | None = None,
+        credit_point: Kind = EMBEDDING.kind,
+        credit_passes: int = EMBEDDING.passes,
+        credit_scale: float = EMBEDDING.scale,
     ) -> ScoredRollout:
         """Score B = len(prompts) * group_size responses of N tokens in all; with gradient, in the same pass.
 
@@ -168,6 +173,8 @@ class RewardModel:
             gradient: False runs one forward pass only; `reward_grad` and `reward_embedding` are None then.
             stop_ids: ids that end a response, beside the policy tokenizer's EOS and the template's own end of turn. All
                 of them are taken off the response's end for the reward model's row, whose template closes every answer.
+            credit_point: where the gradient is taken, "embedding" (the paper's), "tangent" or "integrated"; with
+                credit_passes and credit_scale see `CreditPoint`. The scores are those of the row as it is at any of them.
 
         Returns:
             score [B] float32; reward_grad [N, K] in the model's dtype, zero rows where not mapped; mapped [N] and frozen
@@ -180,10 +187,11 @@ class RewardModel:
                 finite. The prompt is named.
             torch.OutOfMemoryError (on CPUs RuntimeError): memory does not hold one row alone.
         """
+        point = CreditPoint(credit_point, credit_passes, credit_scale)
         with torch.inference_mode(False), torch.autocast(self.device.type, enabled=False):
             stops = {*(stop_ids or ()), self.policy_tokenizer.eos_token_id} - {None}
             rows, left_out, names = self._build(prompts, responses, group_size, stops)
-            return self._run(rows, left_out, names, responses, group_size, stops, gradient)
+            return self._run(rows, left_out, names, responses, group_size, stops, point if gradient else None)
 
     def token_rewards(
         self,
@@ -245,11 +253,14 @@ class RewardModel:
         completion_ids: Sequence[Sequence[int]],
         *,
         gradient: bool,
+        **point: Any,
     ) -> ScoredRollout:
-        """What a call as TRL's reward function scores, with everything that `score` returns. Raises as the call."""
+        """What a call as TRL's reward function scores, with everything that `score` returns; `point` holds the `credit_...`
+        arguments of `score`. Raises as the call.
+        """
         messages = check_call(prompts, completions, completion_ids, self._rows.text, self._vocab_size)
         size = _group_size(messages)
-        return self.score(messages[::size], completion_ids, size, gradient=gradient)
+        return self.score(messages[::size], completion_ids, size, gradient=gradient, **point)
 
     def _build(
         self, prompts: Sequence[Messages], responses: Sequence[Sequence[int]], group_size: int, stops: Collection[int]
@@ -296,8 +307,9 @@ class RewardModel:
         responses: Sequence[Sequence[int]],
         group_size: int,
         stops: Collection[int],
-        gradient: bool,
+        point: CreditPoint | None,
     ) -> ScoredRollout:
+        """The rows' scores, with `point` their gradients there."""
         device = self.device
         ids = torch.tensor([i for response in responses for i in response], dtype=torch.long)
         position = torch.tensor([i for row in rows for i in row.position.tolist()], dtype=torch.long)
@@ -306,22 +318,36 @@ class RewardModel:
         mapped = position >= 0
         frozen = self._frozen[ids] | torch.isin(ids, torch.tensor(sorted(stops), dtype=torch.long)) | ~mapped
 
-        table = self._embedding_table() if gradient else None
+        table = None if point is None else self._embedding_table()
         reward_grad = None if table is None else table.new_zeros(len(ids), table.shape[1])
 
         first = torch.tensor([0, *(len(response) for response in responses)]).cumsum(0).tolist()
         read = [row for row in range(len(rows)) if row not in left_out]
-        split = self._split(rows, group_size, gradient)
+        split = self._split(rows, group_size, point is not None)
+
+        def spans(row: int) -> tuple[Tensor, Tensor]:
+            """Mapped tokens of a row, and where in its rest each begins."""
+            tokens = first[row] + torch.nonzero(mapped[first[row] : first[row + 1]]).squeeze(1)
+            return tokens, position[tokens] - len(split[row].prefix)
 
         def keep(place: int, row_gradient: Tensor) -> None:
             assert reward_grad is not None
-            row = read[place]
-            tokens = first[row] + torch.nonzero(mapped[first[row] : first[row + 1]]).squeeze(1)
-            start = position[tokens] - len(split[row].prefix)
+            tokens, start = spans(read[place])
             reward_grad[tokens.to(device)] = span_sums(row_gradient, start, width[tokens])
 
+        when: list[list[int]] = []
+        if point is not None and point.moves:
+            for row in read:
+                tokens, start = spans(row)
+                when.append(turns(split[row], start.tolist(), width[tokens].tolist(), point.passes))
         scores, self.max_tokens_per_batch = score_rows(
-            self._scorer, [split[row] for row in read], self.max_tokens_per_batch, keep if gradient else None, self._say
+            self._scorer,
+            [split[row] for row in read],
+            self.max_tokens_per_batch,
+            None if point is None else keep,
+            self._say,
+            EMBEDDING if point is None else point,
+            when,
         )
         score, unread = scores, None
         if left_out:

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from datc_train.credit_point import EMBEDDING, CreditPoint
+from datc_train.prefix import Past
 from datc_train.reward.micro_batches import SplitRow, prefix_batches
 from datc_train.reward.scorer import Scorer
 from datc_train.reward.shared_prefix import read_prefixes, read_rests
@@ -21,6 +23,8 @@ def score_rows(
     max_tokens: int,
     on_gradient: Callable[[int, Tensor], None] | None,
     say: Callable[[str], None],
+    point: CreditPoint = EMBEDDING,
+    turns: Sequence[Sequence[int]] = (),
 ) -> tuple[Tensor, int]:
     """Raw score of every row, and the gradient of each score with respect to the input embeddings of its rest.
 
@@ -33,6 +37,8 @@ def score_rows(
         on_gradient: called once a row as `on_gradient(row, gradient [len(rest), K])`, gradient in the embedding's dtype;
             without it, forward passes only.
         say: called with words for people.
+        point, turns: where the gradient is taken, and with one that moves when each place of each row's rest does, see
+            `read_rests`.
 
     Returns:
         [len(rows)] float32 scores, on the embedding's device, in the order of `rows`; and the budget that held.
@@ -50,7 +56,11 @@ def score_rows(
                 on_gradient(row, gradient[place, : len(rows[row].rest)])
         pending.difference_update(batch)
 
-    while (failed := _run(scorer, rows, sorted(pending), max_tokens, on_gradient is not None, keep)) is not None:
+    def read(members: list[int], past: Past | None, places: list[int]) -> tuple[Tensor, Tensor | None]:
+        when = [turns[row] for row in members] if turns else ()
+        return read_rests(scorer, [rows[row].rest for row in members], past, places, on_gradient is not None, point, when)
+
+    while (failed := _run(scorer, rows, sorted(pending), max_tokens, read, keep)) is not None:
         max_tokens = max(1, min(max_tokens, failed) // 2)
         if scorer.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -63,7 +73,7 @@ def _run(
     rows: Sequence[SplitRow],
     pending: list[int],
     max_tokens: int,
-    gradient: bool,
+    read: Callable[[list[int], Past | None, list[int]], tuple[Tensor, Tensor | None]],
     keep: Callable[[list[int], Tensor, Tensor | None], None],
 ) -> int | None:
     """Pass after pass until one does not fit: its padded tokens, or None when all is done."""
@@ -74,12 +84,11 @@ def _run(
             return count * width
         place = {prefix: index for index, prefix in enumerate(batch.prefixes)}
         for members in batch.micro_batches:
-            rests = [rows[row].rest for row in members]
             places = [place[rows[row].prefix] for row in members]
             alone = len(members) == count == 1
-            result = _if_it_fits(alone, read_rests, scorer, rests, past, places, gradient)
+            result = _if_it_fits(alone, read, members, past, places)
             if result is None:
-                return len(members) * (width + max(map(len, rests)))
+                return len(members) * (width + max(len(rows[row].rest) for row in members))
             keep(members, *result)
     return None
 

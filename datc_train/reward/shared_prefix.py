@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from datc_train.prefix import Past, prefix_rows, rest_rows
+from datc_train.credit_point import EMBEDDING, CreditPoint
+from datc_train.prefix import Past, Rows, prefix_rows, rest_rows
+from datc_train.reward.gradient_point import off_the_ray
 from datc_train.reward.last_layer import hidden_at
 from datc_train.reward.mapped_rows import MappedRow
 from datc_train.reward.micro_batches import SplitRow
@@ -51,7 +53,13 @@ def read_prefixes(scorer: Scorer, prefixes: Sequence[tuple[int, ...]]) -> Past:
 
 
 def read_rests(
-    scorer: Scorer, rests: Sequence[Sequence[int]], past: Past | None, places: Sequence[int], gradient: bool
+    scorer: Scorer,
+    rests: Sequence[Sequence[int]],
+    past: Past | None,
+    places: Sequence[int],
+    gradient: bool,
+    point: CreditPoint = EMBEDDING,
+    turns: Sequence[Sequence[int]] = (),
 ) -> tuple[Tensor, Tensor | None]:
     """Raw scores [R] float32, and d score / d input embedding [R, longest rest, K] with `gradient`.
 
@@ -61,12 +69,33 @@ def read_rests(
         past: what the rows have behind them; None: nothing, they are whole.
         places: [R] which row of `past` each one goes on from.
         gradient: False runs one forward pass without a graph.
+        point: where the gradient is taken; the scores are those of the row as it is.
+        turns: for a point that moves, in which pass each place of each rest does (`gradient_point.turns`); the gradient is 0
+            where none does.
     """
-    past = None if past is None else past.select(places)
-    rows = rest_rows(rests, past, scorer.device)
+    behind = None if past is None else past.select(places)
+    rows = rest_rows(rests, behind, scorer.device)
     with torch.no_grad():
         inputs = scorer.embedding(rows.ids)
-    inputs.requires_grad_(gradient)
+    if not (gradient and point.moves):
+        score, found = _read(scorer, inputs, rows, behind, gradient)
+        return score, off_the_ray(found, inputs) if found is not None and point.kind == "tangent" else found
+    score, _ = _read(scorer, inputs, rows, behind, False)
+    longest = inputs.shape[1]
+    turn = torch.tensor([[*row, *[-1] * (longest - len(row))] for row in turns], device=inputs.device)[..., None]  # [R, L, 1]
+    total = torch.zeros_like(inputs)
+    for number in range(int(turn.max()) + 1):
+        moved = torch.where(turn == number, inputs * point.scale, inputs)
+        behind = None if past is None else past.select(places)
+        _, found = _read(scorer, moved, rows, behind, True)
+        assert found is not None
+        total = torch.where(turn == number, found, total)
+    return score, total
+
+
+def _read(scorer: Scorer, inputs: Tensor, rows: Rows, past: Past | None, gradient: bool) -> tuple[Tensor, Tensor | None]:
+    """One pass over input embeddings [R, L, K]; `past` is used up."""
+    inputs = inputs.detach().requires_grad_(gradient)
     with torch.set_grad_enabled(gradient):
         cache = None if past is None else past.cache
         score = head_score(scorer.head, hidden_at(scorer, inputs, rows, cache, rows.lengths - 1))
