@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerBase
 
 from datc_train.config import Config
 from datc_train.models import REWARDS, load_reward
+from datc_train.reward import RewardModel, WeightedRewards, weighted_rewards
 from datc_train.reward.functions import name_of
-from datc_train.reward.several import RewardModel, WeightedRewards, weighted_rewards
 from datc_train.score import Reward
 
 # module:function; a single letter before the colon is a drive of Windows.

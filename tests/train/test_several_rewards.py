@@ -263,6 +263,21 @@ def test_a_reward_of_weight_0_is_scored_only(monkeypatch: pytest.MonkeyPatch) ->
     assert set(got.parts) == {"reward_model", "reward_model_2", "brief"}
 
 
+def test_options_go_to_every_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled, tokenizer = rollout()
+    seen = []
+    real = RewardModel.score
+
+    def watched(self: RewardModel, *arguments: Any, extra: int = 0, **options: Any) -> ScoredRollout:
+        seen.append(extra)
+        return real(self, *arguments, **options)
+
+    monkeypatch.setattr(RewardModel, "score", watched)
+    for reward in (tiny(), weighted_rewards([tiny(), brief, tiny(1)], [1.0, 1.0, 0.0])):
+        score_rollout(reward, sampled, tokenizer, (), gradient=True, options={"extra": 3})
+    assert seen == [3, 3, 3]
+
+
 def test_none_is_no_part_of_a_sum() -> None:
     sampled, tokenizer = rollout()
 
