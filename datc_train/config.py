@@ -53,7 +53,11 @@ class Config:
     Args:
         policy: the model to train: "quickstart" (SmolLM2-135M-Instruct), "tiny" (random), a folder or a hub name.
         reward: the reward model: "quickstart", "tiny", a folder or a hub name of a sequence classifier with one label; to
-            measure time, "untrained-half" and "untrained-full": layers of the quickstart's policy under a random head.
+            measure time, "untrained-half" and "untrained-full": layers of the quickstart's policy under a random head. Or
+            "module:function", a reward function that can be imported, also from the current folder. Or a list of these: the
+            score is their weighted sum, token credit is of the reward models in it.
+        reward_weights: a number for each reward, negative ones too; one of weight 0 is scored and logged only. null: all 1.
+        reward_timeout: seconds that a reward function may take for a rollout, after which it counts as hanging; null: no bound.
         prompts: what to train on: "quickstart" ("quickstart-long", to measure time), a file of JSON lines or Parquet, a folder
             or a Hugging Face dataset's name (these through the package datasets).
         prompt_column: its column that holds the prompt, as text or as messages.
@@ -135,7 +139,9 @@ class Config:
     """
 
     policy: str = ""
-    reward: str = ""
+    reward: str | list[str] = ""
+    reward_weights: list[float] | None = None
+    reward_timeout: float | None = None
     prompts: str = ""
     prompt_column: str = "prompt"
     prompt_split: str = "train"
@@ -243,8 +249,17 @@ class Config:
         taken = sorted(RESERVED_TEMPLATE_KWARGS & set(self.chat_template_kwargs))
         _require("chat_template_kwargs", ", ".join(taken), not taken, "keys of the template, not the trainer's own")
         _ = self.point
+        self._check_rewards()
         if self.sampler == "vllm":
             self._check_vllm()
+
+    def _check_rewards(self) -> None:
+        unnamed = isinstance(self.reward, list) and not (self.reward and all(self.reward))
+        _require("reward", self.reward, not unnamed, "a name, or a list of at least one")
+        weights, timeout = self.reward_weights, self.reward_timeout
+        finite = weights is None or (all(abs(weight) < float("inf") for weight in weights) and any(weights))
+        _require("reward_weights", weights, finite, "null or finite numbers, one of them not 0")
+        _require("reward_timeout", timeout, timeout is None or 0 < timeout < float("inf"), "null or a finite number above 0")
 
     def _check_vllm(self) -> None:
         """What the engine could not do, and would do in another way without a word."""
@@ -302,7 +317,7 @@ def type_in_words(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return f"one of {', '.join(get_args(hint))}"
     if get_origin(hint) is list:
-        return f"a list of {'text' if get_args(hint) == (str,) else 'whole numbers'}"
+        return f"a list of { {str: 'text', int: 'whole numbers', float: 'numbers'}[get_args(hint)[0]] }"
     names = {NoneType: "null", str: "text", int: "a whole number", float: "a number", bool: "true or false"}
     return names.get(hint) or {dict: "a mapping", Lora: "a mapping of r, alpha and target_modules"}[get_origin(hint) or hint]
 
@@ -313,10 +328,16 @@ def _require(key: str, value: object, holds: bool, expected: str) -> None:
 
 
 def check_sources(config: Config, **given: Any) -> None:
-    """Raises ValueError for a part that neither the config names nor the caller gives: a default would be another model."""
+    """Raises ValueError for a part that neither the config names nor the caller gives: a default would be another model; and
+    for `reward_weights` of another number of rewards."""
     for key in ("policy", "reward", "prompts"):
         if given.get(key) is None and not getattr(config, key):
             raise ValueError(f"{key}: expected a name, a folder or a file, got none (the recipe quickstart names all three)")
+    reward, weights = given.get("reward"), config.reward_weights
+    names = config.reward if reward is None else reward
+    count = len(names) if isinstance(names, list | tuple) else 1
+    if weights is not None and len(weights) != count:
+        raise ValueError(f"reward_weights: expected {count}, one for each reward, got {len(weights)}: {weights}")
 
 
 def config_from(source: Config | dict[str, Any]) -> Config:

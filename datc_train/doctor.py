@@ -27,8 +27,9 @@ from datc_train.models import REWARDS, base_folder, load_policy, load_reward, na
 from datc_train.policy import Policy
 from datc_train.reward import RewardModel
 from datc_train.reward.token_bytes import token_bytes
+from datc_train.rewards import has_function, is_function, load_function, load_rewards, models_of, reward_items
 from datc_train.run_folder import check_run_dir
-from datc_train.score import check_adapter, check_reward
+from datc_train.score import check_adapter, check_columns, check_reward
 from datc_train.trackers import check_trackers
 from datc_train.types import Prompt
 from datc_train.vllm_engine import check_installed
@@ -91,7 +92,8 @@ def dry_run(config: Config, *, say: Callable[[str], None] = print) -> None:
     with peak_memory(device) as peak:
         actor = load_policy(config, device)
         check_adapter(config.method, has_one=hasattr(actor.model, "peft_config"))
-        reward = load_reward(config, reward_device(config, device), actor.tokenizer)
+        reward = load_rewards(config, reward_device(config, device), actor.tokenizer)
+        check_reward(reward, config.method)
         prompts = prompt_batch(find_train_prompts(config), 1, 1, config.seed)
         optimizer = make_optimizer(actor.trainable, config)
         with closing(make_sampler(config, actor, base_folder(config))) as sampler, TemporaryDirectory() as folder:
@@ -162,14 +164,29 @@ def _run(report: Report, config: Config) -> None:
     if actor is not None:
         _policy(report, config, actor, prompts, eval_prompts)
     with report.check("reward"):
-        model, reward_tokenizer = _outline(config.reward, "reward")
-        _reward(report, config, model)
+        outlines = {}
+        for name in dict.fromkeys(reward_items(config)):
+            if is_function(name):
+                load_function(name)
+                report.add("reward", f"the function {name}")
+                continue
+            outlines[name] = _outline(name, "reward")
+            _reward(report, name, outlines[name][0])
         if tokenizer is not None:
-            reward = load_reward(config, torch.device("meta"), tokenizer, (model, reward_tokenizer))
+
+            def load(alone: Config) -> RewardModel:
+                return load_reward(alone, torch.device("meta"), tokenizer, outlines[str(alone.reward)])
+
+            reward = load_rewards(config, torch.device("meta"), tokenizer, load)
             check_reward(reward, config.method)
-            _reading(report, config, reward, prompts, eval_prompts)
+            if has_function(reward):
+                check_columns(prompts)
+                with of_eval_prompts():
+                    check_columns(eval_prompts)
+            for model in models_of(reward):
+                _reading(report, config, model, prompts, eval_prompts)
     if actor is not None and reward is not None:
-        _memory(report, config, policy, actor, reward.model)
+        _memory(report, config, policy, actor, [model.model for model in models_of(reward)])
 
 
 def _outline(name: str, key: str) -> tuple[Any, Any]:
@@ -228,15 +245,15 @@ def _policy(report: Report, config: Config, actor: Policy, prompts: list[Prompt]
             report.add("context", text)
 
 
-def _reward(report: Report, config: Config, model: Any) -> None:
+def _reward(report: Report, name: str, model: Any) -> None:
     labels = model.config.num_labels
     if labels != 1:
         raise ValueError(f"reward: expected num_labels=1, got {labels}")
     report.add("reward", _described(model))
-    if config.reward in REWARDS:
+    if name in REWARDS:
         report.add("score head", "comes with the package")
         return
-    stored = _stored_names(Path(config.reward))
+    stored = _stored_names(Path(name))
     if stored is None:
         report.add("score head", "not looked for: the weights are not in a local folder", "note")
     elif any(name.split(".")[-2:] == ["score", "weight"] for name in stored):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from datc_train.reward import RewardModel
+from datc_train.metrics import part_metrics, part_scores
 from datc_train.rollout import Sampler
-from datc_train.score import RewardFunction, score_rollout
+from datc_train.score import Reward, score_rollout
 from datc_train.types import Prompt
 
 _SEED = 20_000_003  # apart from the seeds of training steps
@@ -18,8 +18,11 @@ def best_step(evaluations: list[dict[str, Any]]) -> int | None:
     return max(trained, key=lambda line: (line["reward_mean"], -line["step"]))["step"] if trained else None
 
 
-def evaluate(step: int, sampler: Sampler, reward: RewardModel | RewardFunction, prompts: list[Prompt]) -> dict[str, Any]:
-    """A line of eval.jsonl: two samples a prompt at the training temperature, scored without gradient; the first is kept."""
+def evaluate(step: int, sampler: Sampler, reward: Reward, prompts: list[Prompt]) -> dict[str, Any]:
+    """A line of eval.jsonl: two samples a prompt at the training temperature, scored without gradient; the first is kept.
+
+    Of several rewards also reward_<name>_mean and reward_<name>_std, and each sample's `rewards`, as in metrics and samples.
+    """
     sampler.sync(step)
     rollout = sampler.sample(prompts, seed=_SEED)
     scored = score_rollout(reward, rollout, sampler.tokenizer, sampler.stop_ids, gradient=False)
@@ -28,6 +31,7 @@ def evaluate(step: int, sampler: Sampler, reward: RewardModel | RewardFunction, 
     return {
         "step": step,
         "reward_mean": float(scored.score.double().mean()),
+        **part_metrics(scored, rollout.group_size),
         "length_mean": float(rollout.lengths.double().mean()),
         "finished": float(rollout.finished.double().mean()),
         "samples": [
@@ -35,6 +39,7 @@ def evaluate(step: int, sampler: Sampler, reward: RewardModel | RewardFunction, 
                 "prompt": rollout.prompts[i // rollout.group_size].messages[-1]["content"],
                 "response": sampler.tokenizer.decode(parts[i], skip_special_tokens=True),
                 "reward": float(scored.score[i]),
+                **part_scores(scored, i),
             }
             for i in first
         ],

@@ -76,6 +76,7 @@ class Lesson:
                 frozen=of(scored.frozen, tokens),
                 token_reward=where_there(scored.token_reward, tokens),
                 left_out_score=where_there(scored.left_out_score, tokens),
+                parts={name: of(values, responses) for name, values in scored.parts.items()},
             ),
             advantage=of(self.advantage, responses),
             deviation=where_there(self.deviation, responses),

@@ -17,15 +17,18 @@ from datc_train.data import Row, find_eval_prompts, find_train_prompts, of_eval_
 from datc_train.evaluate import best_step, evaluate
 from datc_train.interrupt import Interrupted, StopRequest
 from datc_train.metrics import sample_lines, step_metrics
-from datc_train.models import base_folder, load_policy, load_reward, resolve_device, reward_device
+from datc_train.models import base_folder, load_policy, resolve_device, reward_device
 from datc_train.optimizer import make_optimizer, make_schedule
 from datc_train.policy import Policy
 from datc_train.progress import StepProgress
 from datc_train.reward import RewardModel
+from datc_train.reward.functions import RewardFunction
+from datc_train.reward.several import WeightedRewards
 from datc_train.reward.vocabulary import check_same_vocabulary
+from datc_train.rewards import given_names, given_rewards, has_function, is_function, load_rewards, models_of, reward_items
 from datc_train.rollout import Sampler, make_sampler
 from datc_train.run_folder import RunFolder, check_run_dir
-from datc_train.score import RewardFunction, check_adapter, check_columns, check_reward
+from datc_train.score import Reward, check_adapter, check_columns, check_reward
 from datc_train.shaping import starting_spread
 from datc_train.sources import sources
 from datc_train.step import Trainer, of_step, parts
@@ -39,7 +42,7 @@ def train(
     config: Config | dict[str, Any],
     policy: Any = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
-    reward: RewardModel | RewardFunction | None = None,
+    reward: RewardModel | RewardFunction | WeightedRewards | Sequence[RewardModel | RewardFunction] | None = None,
     prompts: str | Sequence[Row] | None = None,
 ) -> Path:
     """Train a policy by the config's credit method and loss, and return the run's folder.
@@ -49,12 +52,14 @@ def train(
         policy: a causal language model of transformers, or a PEFT model; trained in place. Needs `tokenizer`.
         tokenizer: the policy's.
         reward: a `RewardModel`, or for methods that need no more any function (prompts, completions, completion_ids,
-            **columns) -> list of float.
+            **columns) -> list of float, async ones too; or a list of them, whose weights are the config's `reward_weights` (a
+            function may then return None for a sample: it has no part in that score).
         prompts: a file of JSON lines, or a list of texts, messages, rows or `Prompt`s.
 
     Raises:
         ValueError, FileNotFoundError, FileExistsError: what cannot be, before anything is trained or written.
         Interrupted: a KeyboardInterrupt; after Ctrl-C or SIGTERM the step was finished and saved.
+        RewardError: a reward function that raised (its error is the `__cause__`) or took longer than `reward_timeout`.
         RuntimeError: a loss or gradient that is not finite, a sampler whose log-probabilities are not the policy's, or an
             engine that died or hangs; the optimizer has not moved then.
     """
@@ -68,38 +73,39 @@ def train(
     train_prompts = find_train_prompts(config, prompts)
     prompt_batch(train_prompts, 1, config.prompts_per_step, config.seed)  # enough of them?
     eval_prompts = find_eval_prompts(config, config.prompts if prompts is None else prompts)
-    if reward is not None:
-        check_reward(reward, config.method)
-        if not isinstance(reward, RewardModel):
-            check_columns(train_prompts)
-            with of_eval_prompts():
-                check_columns(eval_prompts)
+    given = None if reward is None else given_rewards(config, reward)
+    if given is not None:
+        check_reward(given, config.method)
+    named = any(map(is_function, reward_items(config)))
+    if named if given is None else has_function(given):
+        check_columns(train_prompts)
+        with of_eval_prompts():
+            check_columns(eval_prompts)
     choose(config.backend, device)
     base = base_folder(config) if policy is None else None
     actor = load_policy(config, device, policy, tokenizer)
     check_adapter(config.method, has_one=hasattr(actor.model, "peft_config"))
-    if isinstance(reward, RewardModel):
-        check_same_vocabulary(actor.tokenizer, reward.policy_tokenizer)
-    given_reward = reward
-    if reward is None:
-        reward = load_reward(config, reward_device(config, device), actor.tokenizer)
-        check_reward(reward, config.method)
+    scorer = load_rewards(config, reward_device(config, device), actor.tokenizer) if given is None else given
+    for model in models_of(scorer):
+        check_same_vocabulary(actor.tokenizer, model.policy_tokenizer)
+    check_reward(scorer, config.method)
     with closing(make_sampler(config, actor, base)) as sampler:
         # What cannot be sampled or scored is found before the run's folder exists.
-        check_prompts(sampler, reward, train_prompts)
+        check_prompts(sampler, scorer, train_prompts)
         with of_eval_prompts():
-            check_prompts(sampler, reward, eval_prompts)
+            check_prompts(sampler, scorer, eval_prompts)
         check_room(config.run_dir, actor.trainable, config.keep)
-        made_of = sources(train_prompts, eval_prompts, policy=policy, reward=given_reward, prompts=prompts)
+        given_parts = {"policy": policy, "reward": reward, "prompts": prompts}
+        made_of = sources(train_prompts, eval_prompts, rewards=given_names(reward), **given_parts)
         with closing(RunFolder(config, made_of)) as folder:
-            return _run(config, actor, folder, sampler, reward, train_prompts, eval_prompts)
+            return _run(config, actor, folder, sampler, scorer, train_prompts, eval_prompts)
 
 
-def check_prompts(sampler: Sampler, reward: RewardModel | RewardFunction, prompts: Sequence[Prompt]) -> None:
+def check_prompts(sampler: Sampler, reward: Reward, prompts: Sequence[Prompt]) -> None:
     """Raises ValueError for a prompt that cannot be sampled (`Sampler.encode`) or scored (`RewardModel.check_prompts`)."""
     sampler.encode(prompts)
-    if isinstance(reward, RewardModel):
-        reward.check_prompts([prompt.messages for prompt in prompts])
+    for model in models_of(reward):
+        model.check_prompts([prompt.messages for prompt in prompts])
 
 
 def _run(
@@ -107,7 +113,7 @@ def _run(
     actor: Policy,
     folder: RunFolder,
     sampler: Sampler,
-    reward: RewardModel | RewardFunction,
+    reward: Reward,
     train_prompts: list[Prompt],
     eval_prompts: list[Prompt],
 ) -> Path:
@@ -146,7 +152,8 @@ def _run(
         sigma0 = None
         if config.reward_shaping:
             some = prompt_batch(train_prompts, 1, min(config.shaping_prompts, len(train_prompts)), config.seed)
-            sigma0 = starting_spread(folder.path, done, sampler, reward, some, progress.say)
+            with of_step(done):
+                sigma0 = starting_spread(folder.path, done, sampler, reward, some, progress.say)
         trainer = Trainer(config, actor, reward, sampler, optimizer, sigma0)
         updates, first = config.updates_per_rollout, done + 1
         for number in range(done // updates + 1, config.steps // updates + 1):

@@ -21,7 +21,7 @@ class Memory:
     """Bytes."""
 
     training: int  # policy, gradient, moments, reference
-    reward: int  # the reward model, and its embedding table where it crosses to another device
+    reward: int  # the reward models, and their embedding tables where they are joined or cross to another device
     rollout: int
     cache: int
     activations: int
@@ -44,9 +44,11 @@ def training_bytes(config: Config, parameters: int, trainable: int) -> int:
 
 
 def estimate(config: Config, policy: Any, reward: Any, trainable: int) -> Memory:
-    """policy, reward: models of transformers, on the meta device if need be."""
+    """policy, reward: models of transformers, on the meta device if need be; of several reward models a list."""
     size, method = SIZES[config.dtype], METHODS[config.method]
-    p, r = (sum(x.numel() for x in model.parameters()) for model in (policy, reward))
+    rewards = reward if isinstance(reward, list) else [reward]
+    p = sum(x.numel() for x in policy.parameters())
+    r = sum(x.numel() for one in rewards for x in one.parameters())
     settings = policy.config.get_text_config()
     layers, hidden = settings.num_hidden_layers, settings.hidden_size
     head = getattr(settings, "head_dim", None) or hidden // settings.num_attention_heads
@@ -56,12 +58,15 @@ def estimate(config: Config, policy: Any, reward: Any, trainable: int) -> Memory
     width = getattr(settings, "intermediate_size", 4 * hidden)
     tokens = config.micro_batch_tokens
     layer = tokens * (6 * hidden + 4 * width) * size
-    table = reward.get_input_embeddings().weight
-    of_token = table.shape[1] * method.needs_reward_gradient
+    tables = [one.get_input_embeddings().weight for one in rewards]
+    width_of_all = sum(table.shape[1] for table in tables)
+    of_token = width_of_all * method.needs_reward_gradient
+    table = min((len(table) for table in tables), default=0) * width_of_all
+    copies = (len(tables) > 1) + (config.reward_device is not None)  # side by side, and on the policy's device
     of_token += hidden * (method.needs_base_hidden + (method.needs_hidden and method.needs_rollout))
     return Memory(
         training=training_bytes(config, p, trainable),
-        reward=r * size + (table.numel() * size if method.needs_reward_gradient and config.reward_device else 0),
+        reward=r * size + (copies * table * size if method.needs_reward_gradient else 0),
         rollout=responses * config.max_new_tokens * of_token * size,
         cache=2 * layers * kv_width * size * rows * (config.max_new_tokens + 256),
         activations=tokens * hidden * layers * size + 2 * layer if config.gradient_checkpointing else layers * layer,

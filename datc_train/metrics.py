@@ -13,6 +13,7 @@ from datc_kernels.allocate_weights.diagnostics import at_band
 from datc_train.advantages import frac_reward_zero_std
 from datc_train.reward.shaping import unfinished_groups
 from datc_train.step import Step
+from datc_train.types import ScoredRollout
 
 
 def step_metrics(
@@ -35,6 +36,8 @@ def step_metrics(
     reward_shaped_mean     what the advantages are made of, over all responses; None without reward_shaping
     frac_groups_left_out   groups that no response finished, left out of the loss; None without reward_shaping
     reward_std             mean over groups of the population standard deviation of the raw score
+    reward_<name>_mean, reward_<name>_std   the same of each of several rewards, without its weight, over the responses that it
+                           has a score for
     kl                     mean k3 over tokens, to the policy that training started from
     sampler_difference     mean over tokens of |log p of the sampler - log p of the training pass|, same weights
     correction_mean, correction_cut_share   mean importance weight of the sampler's correction, and tokens that its bound held
@@ -70,6 +73,7 @@ def step_metrics(
         "reward_mean": float(scored.score.double().mean()),
         **_shaped(one),
         "reward_std": float(groups.std(dim=1, correction=0).mean()),
+        **part_metrics(scored, rollout.group_size),
         "frac_reward_zero_std": frac_reward_zero_std(scored.score, rollout.group_size),
         "kl": result.kl,
         "entropy": float(result.entropy.mean()) if len(weight) else None,
@@ -104,6 +108,23 @@ def _shaped(one: Step) -> dict[str, float | None]:
     return {"reward_shaped_mean": float(reward.mean()), "frac_groups_left_out": float(left_out.double().mean())}
 
 
+def part_metrics(scored: ScoredRollout, group_size: int) -> dict[str, float | None]:
+    """reward_<name>_mean and reward_<name>_std of each of several rewards; None without a score."""
+    line: dict[str, float | None] = {}
+    for name, score in scored.parts.items():
+        groups = score.double().view(-1, group_size)
+        spread = (groups - groups.nanmean(dim=1, keepdim=True)).square().nanmean(dim=1).sqrt()
+        for key, value in (("mean", groups.nanmean()), ("std", spread.nanmean())):
+            line[f"reward_{name}_{key}"] = None if bool(value.isnan()) else float(value)
+    return line
+
+
+def part_scores(scored: ScoredRollout, response: int) -> dict[str, dict[str, float | None]]:
+    """The line's `rewards` of one response; nothing for a single reward."""
+    found = {name: float(score[response]) for name, score in scored.parts.items()}
+    return {"rewards": {name: None if math.isnan(value) else value for name, value in found.items()}} if found else {}
+
+
 def sample_lines(
     step: int,
     one: Step,
@@ -114,6 +135,7 @@ def sample_lines(
 
     candidates, candidate_ids, candidate_probability, candidate_advantage [T][k]: the policy's most likely tokens at each
     position and their A_v; absent where none are asked for, the last null without a reward gradient.
+    rewards {name: score}: of several rewards, each without its weight; null where one has no part in the sum.
     """
     rollout, scored, advantage, result = one.lesson.rollout, one.lesson.scored, one.lesson.advantage, one.update
     shares = result.shares
@@ -132,6 +154,7 @@ def sample_lines(
                 "tokens": [tokenizer.decode([token]) for token in ids],
                 "advantage": float(advantage[i]),
                 "reward": float(scored.score[i]),
+                **part_scores(scored, i),
                 "credit": None if shares.credit is None else shares.credit[span].tolist(),
                 "weight": shares.weight[span].tolist(),
                 "probability": shares.logprob[span].exp().tolist(),

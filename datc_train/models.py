@@ -131,6 +131,7 @@ def load_reward(
     outline: tuple[Any, PreTrainedTokenizerBase] | None = None,
 ) -> RewardModel:
     """The reward model of a run, reading the policy's token ids; `outline`: of this model and tokenizer, without weights."""
+    assert isinstance(config.reward, str)  # of several, `rewards.py` loads each
     dtype = getattr(torch, config.dtype)
     options: dict[str, Any] = {
         "policy_tokenizer": policy_tokenizer,

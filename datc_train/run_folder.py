@@ -17,9 +17,10 @@ from datc_train.credit_point import EMBEDDING
 from datc_train.sources import FILE as SOURCES
 from datc_train.sources import Sources
 
-# What may differ when a run goes on: where it ends, where it lies, who watches, and what the engine is given.
+# What may differ when a run goes on: where it ends, where it lies, who watches, how long a function may take, and what the engine
+# is given.
 ENGINE_KEYS = frozenset(field.name for field in fields(Config) if field.name.startswith("vllm_"))
-FREE_KEYS = frozenset({"run_dir", "resume", "steps", "trackers", "report"}) | ENGINE_KEYS
+FREE_KEYS = frozenset({"run_dir", "resume", "steps", "trackers", "report", "reward_timeout"}) | ENGINE_KEYS
 LOGS = ("metrics.jsonl", "samples.jsonl", "eval.jsonl")
 LOCK = ".lock"  # held by the process that writes the run; the system lets go of it when that ends, however it ends
 

@@ -1,9 +1,9 @@
-"""From a rollout to its scored half: by a reward model, or by a function of text."""
+"""From a rollout to its scored half: by a reward model, by a function of text, or by the weighted sum of several of them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,31 +14,43 @@ from transformers import PreTrainedTokenizerBase
 from datc_train.credit import METHODS, Method
 from datc_train.credit_point import EMBEDDING, CreditPoint
 from datc_train.reward import RewardModel
+from datc_train.reward.functions import RewardFunction, call_functions, name_of, of_prompts
 from datc_train.reward.left_out import left_out_scores
+from datc_train.reward.several import RewardPart, WeightedRewards, weighted_sum
 from datc_train.types import Prompt, Rollout, ScoredRollout
 
-RewardFunction = Callable[..., list[float]]
+Reward = RewardModel | RewardFunction | WeightedRewards
+
+
+def parts_of(reward: Any) -> tuple[RewardPart, ...]:
+    """The parts of several rewards; a single one is a part of weight 1."""
+    return reward.parts if isinstance(reward, WeightedRewards) else (RewardPart(reward, 1.0, name_of(reward)),)
 
 
 def check_reward(reward: object, method: str) -> None:
-    """Raises ValueError where the method needs a gradient that `reward` does not have, TypeError for what is not callable."""
-    if isinstance(reward, nn.Module):
-        raise ValueError(f"reward: expected RewardModel(model, tokenizer) around it, got the bare module {type(reward).__name__}")
-    needed = METHODS[method].needs_of_reward
-    if needed is None or isinstance(reward, RewardModel):
-        if not callable(reward):
-            raise ValueError(f"reward: expected a RewardModel or a function, got {type(reward).__name__}")
-        if isinstance(reward, RewardModel) and method == "p2t" and reward.pad_embedding is None:
+    """Raises ValueError where the method needs of a reward model what `reward` does not have, and for what is no reward."""
+    parts = parts_of(reward)
+    for part in parts:
+        if isinstance(part.reward, nn.Module):
+            raise ValueError(
+                f"reward: expected RewardModel(model, tokenizer) around it, got the bare module {type(part.reward).__name__}"
+            )
+        if not callable(part.reward):
+            raise ValueError(f"reward: expected a RewardModel or a function, got {type(part.reward).__name__}")
+    models, needed = [part.model for part in parts if part.model is not None], METHODS[method].needs_of_reward
+    if needed is not None and not models:
+        without = ", ".join(name for name, m in METHODS.items() if m.needs_of_reward is None)
+        came = ", ".join(type(part.reward).__name__ + (" of weight 0" if part.weight == 0 else "") for part in parts)
+        raise ValueError(
+            f"reward: method {method!r} needs {needed} of a RewardModel, got {came}; methods that work with any reward "
+            f"function: {without}"
+        )
+    for model in models:
+        if method == "p2t" and model.pad_embedding is None:
             raise ValueError(
                 "reward: method 'p2t' needs a reward model whose tokenizer has a pad token with an embedding, "
-                f"got pad token {reward.tokenizer.pad_token!r}"
+                f"got pad token {model.tokenizer.pad_token!r}"
             )
-        return
-    without = [name for name, m in METHODS.items() if m.needs_of_reward is None]
-    raise ValueError(
-        f"reward: method {method!r} needs {needed} of a RewardModel, got {type(reward).__name__}; "
-        f"methods that work with any reward function: {', '.join(without)}"
-    )
 
 
 def check_adapter(method: str, *, has_one: bool) -> None:
@@ -63,7 +75,7 @@ def check_columns(prompts: Sequence[Prompt]) -> None:
 
 
 def score_rollout(
-    reward: RewardModel | RewardFunction,
+    reward: Reward,
     rollout: Rollout,
     tokenizer: PreTrainedTokenizerBase,
     stop_ids: tuple[int, ...],
@@ -74,49 +86,143 @@ def score_rollout(
 ) -> ScoredRollout:
     """Raw scores [B], with `gradient` the reward's gradient of every token at `point`, and what else `method` needs.
 
-    A function's scores have no token part. It reads responses as they are, so all tokens count as mapped; frozen are the
-    tokenizer's special tokens and those that end a response.
+    A function's scores have no token part: it says the same of every token. Without a reward model that counts, all tokens
+    are mapped (a function reads responses as they are), and frozen are the tokenizer's special tokens and those that end a
+    response.
+
+    Raises ValueError as `RewardModel.score`, and for a function's values that are not one finite number (or, beside other
+    rewards, None) a response; RewardError for a function that raises or hangs.
     """
     responses = [part.tolist() for part in rollout.response_ids.cpu().split(rollout.lengths.tolist())]
-    prompts = [prompt.messages for prompt in rollout.prompts]
+
+    def read(model: RewardModel, gradient: bool = gradient, method: Method | None = method) -> ScoredRollout:
+        return _of_model(model, rollout, responses, stop_ids, gradient, method, point)
+
+    def with_left_out(model: RewardModel, scored: ScoredRollout, frozen: Tensor) -> ScoredRollout:
+        prompts, size = [prompt.messages for prompt in rollout.prompts], rollout.group_size
+        left_out = left_out_scores(model, prompts, responses, size, scored.score, frozen, stop_ids=stop_ids)
+        return replace(scored, left_out_score=left_out)
+
+    needs_left_out = method is not None and method.needs_left_out_scores
     if isinstance(reward, RewardModel):
-        size = rollout.group_size
-        scored = reward.score(prompts, responses, size, gradient=gradient, stop_ids=stop_ids, **point.arguments())
-        if method is not None and method.needs_embedding:
-            scored = replace(scored, pad_embedding=reward.pad_embedding)
-        if method is not None and method.needs_token_rewards:
-            scored = replace(scored, token_reward=reward.token_rewards(prompts, responses, size, stop_ids=stop_ids))
-        if method is not None and method.needs_left_out_scores:
-            left_out = left_out_scores(reward, prompts, responses, size, scored.score, scored.frozen, stop_ids=stop_ids)
-            scored = replace(scored, left_out_score=left_out)
-        return scored
-    scores = _call(reward, rollout, responses, tokenizer)
+        scored_alone = read(reward)
+        return with_left_out(reward, scored_alone, scored_alone.frozen) if needs_left_out else scored_alone
+    parts = parts_of(reward)
+    functions = {part.name: part.reward for part in parts if not isinstance(part.reward, RewardModel)}
+    timeout = reward.timeout if isinstance(reward, WeightedRewards) else None
+    # First: what fails there has cost no pass of a model.
+    called = _call(functions, rollout, responses, tokenizer, timeout) if functions else {}
+    models = {part.name: (part.model, part.weight) for part in parts if part.model is not None}
+    scored = {name: read(model) for name, (model, _) in models.items()}
+    unweighted = [part for part in parts if isinstance(part.reward, RewardModel) and part.model is None]
+    scores = called | {name: one.score for name, one in scored.items()}
+    scores |= {part.name: read(part.reward, False, None).score for part in unweighted if isinstance(part.reward, RewardModel)}
+    device = next(iter(scored.values())).score.device if scored else rollout.response_ids.device
+    scores = {part.name: scores[part.name].to(device) for part in parts}
+    counted = [part for part in parts if part.weight != 0]
+    _check_scored({part.name: scores[part.name] for part in counted}, rollout)
+    terms = [scores[part.name].double().nan_to_num(nan=0.0) * part.weight for part in counted if part.name in functions]
+    constant = torch.stack(terms).sum(0) if terms else None
+    if not scored:
+        assert constant is not None
+        total = _of_functions(constant.float(), rollout, tokenizer, stop_ids)
+        _check_range(total.score)
+        return replace(total, parts=scores if isinstance(reward, WeightedRewards) else {})
+    assert isinstance(reward, WeightedRewards)
+
+    def summed(scored: list[ScoredRollout]) -> ScoredRollout:
+        return weighted_sum(
+            scored,
+            [weight for _, weight in models.values()],
+            response_ids=rollout.response_ids,
+            lengths=rollout.lengths,
+            group_size=rollout.group_size,
+            constant=constant,
+            join=reward.join,
+        )
+
+    total = summed(list(scored.values()))
+    if needs_left_out:  # of the tokens that are free in the sum
+        total = summed([with_left_out(models[name][0], one, total.frozen) for name, one in scored.items()])
+    _check_range(total.score)
+    return replace(total, parts=scores)
+
+
+def _of_model(
+    model: RewardModel,
+    rollout: Rollout,
+    responses: list[list[int]],
+    stop_ids: tuple[int, ...],
+    gradient: bool,
+    method: Method | None,
+    point: CreditPoint,
+) -> ScoredRollout:
+    prompts, size = [prompt.messages for prompt in rollout.prompts], rollout.group_size
+    scored = model.score(prompts, responses, size, gradient=gradient, stop_ids=stop_ids, **point.arguments())
+    if method is not None and method.needs_embedding:
+        scored = replace(scored, pad_embedding=model.pad_embedding)
+    if method is not None and method.needs_token_rewards:
+        scored = replace(scored, token_reward=model.token_rewards(prompts, responses, size, stop_ids=stop_ids))
+    return scored
+
+
+def _of_functions(
+    scores: Tensor, rollout: Rollout, tokenizer: PreTrainedTokenizerBase, stop_ids: tuple[int, ...]
+) -> ScoredRollout:
     special = torch.tensor(sorted({*tokenizer.all_special_ids, *stop_ids}), dtype=torch.int64, device=rollout.response_ids.device)
     frozen = torch.isin(rollout.response_ids, special)
     return ScoredRollout(scores.to(frozen.device), None, torch.ones_like(frozen), frozen, None)
 
 
-def _call(reward: RewardFunction, rollout: Rollout, responses: list[list[int]], tokenizer: PreTrainedTokenizerBase) -> Tensor:
-    """A reward function in TRL's sense: conversational prompts and completions, ids, and the prompts' other columns."""
+def _call(
+    functions: dict[str, RewardFunction],
+    rollout: Rollout,
+    responses: list[list[int]],
+    tokenizer: PreTrainedTokenizerBase,
+    timeout: float | None,
+) -> dict[str, Tensor]:
+    """[B] of each: reward functions in TRL's sense, of conversational prompts and completions, ids, and the prompts' columns.
+
+    NaN is where a function has returned None: it does not apply to that sample.
+    """
     owners = [rollout.prompts[i // rollout.group_size] for i in range(len(responses))]
     texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in responses]
-    columns: dict[str, list[Any]] = {
+    arguments: dict[str, Any] = {
         key: [owner.columns.get(key) for owner in owners] for key in sorted({k for owner in owners for k in owner.columns})
     }
-    values = reward(
-        prompts=[owner.messages for owner in owners],
-        completions=[[{"role": "assistant", "content": text}] for text in texts],
-        completion_ids=responses,
-        **columns,
-    )
-    name = getattr(reward, "__name__", type(reward).__name__)
-    if not hasattr(values, "__len__") or len(values) != len(responses):
-        raise ValueError(f"reward: expected {len(responses)} numbers from {name}, got {values!r:.80}")
+    arguments |= {
+        "prompts": [owner.messages for owner in owners],
+        "completions": [[{"role": "assistant", "content": text}] for text in texts],
+        "completion_ids": responses,
+    }
+    found = call_functions(functions, arguments, of_prompts(rollout.prompts, len(responses)), timeout)
+    return {name: _scores(name, found[name], owners) for name in functions}
+
+
+def _scores(name: str, values: Any, owners: list[Prompt]) -> Tensor:
+    if not hasattr(values, "__len__") or len(values) != len(owners):
+        raise ValueError(f"reward: expected {len(owners)} numbers from {name}, got {values!r:.80}")
     scores = torch.tensor([_number(value) for value in values], dtype=torch.float32)
     for i in (~scores.isfinite()).nonzero().flatten().tolist():
+        if values[i] is None:
+            continue
         prompt = owners[i].messages[-1]["content"]
         raise ValueError(f"reward: expected finite float32 numbers from {name}, got {values[i]!r:.80} for {prompt[:80]!r}")
     return scores
+
+
+def _check_scored(scores: dict[str, Tensor], rollout: Rollout) -> None:
+    """Raises ValueError for a response of which no reward that counts has said anything."""
+    nothing = torch.stack(list(scores.values())).isnan().all(0).nonzero().flatten().tolist()
+    if nothing:
+        prompt = rollout.prompts[nothing[0] // rollout.group_size].messages[-1]["content"]
+        names = " and ".join(scores)
+        raise ValueError(f"reward: expected a number from {names}, got None for {prompt[:80]!r}")
+
+
+def _check_range(total: Tensor) -> None:
+    if not bool(total.isfinite().all()):
+        raise ValueError("reward_weights: expected sums within float32's range, got one beyond it")
 
 
 def _number(value: Any) -> float:

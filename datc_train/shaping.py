@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from datc_train.reward import RewardModel
 from datc_train.reward.overflow import at_group_mean
 from datc_train.reward.shaping import cached_spread, shaped_rewards, spread, unfinished_groups
 from datc_train.rollout import Sampler
-from datc_train.score import RewardFunction, score_rollout
+from datc_train.score import Reward, score_rollout
 from datc_train.types import Prompt, Rollout, ScoredRollout
 
 _SEED = 20_000_011  # apart from the seeds of training steps and evaluations
@@ -28,7 +27,7 @@ def starting_spread(
     folder: Path,
     done: int,
     sampler: Sampler,
-    reward: RewardModel | RewardFunction,
+    reward: Reward,
     prompts: list[Prompt],
     say: Callable[[str], None] = lambda _: None,
 ) -> float:

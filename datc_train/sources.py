@@ -19,6 +19,7 @@ class Sources:
     given: tuple[str, ...] = ()  # of policy, reward and prompts, those that `train` was handed
     prompts: str | None = None  # SHA-256 of the prompts, in their order
     eval_prompts: str | None = None
+    rewards: tuple[str, ...] | None = None  # names of several rewards that `train` was handed, in their order
 
     def check_same(self, run: Path) -> None:
         """Raises ValueError where the run in this folder was made of other things; an older run has said nothing."""
@@ -30,6 +31,11 @@ class Sources:
                 f"resume: expected the same parts as at the start of {run}, where train(...) was given {_list(saved.given)} in "
                 f"Python, got {_list(self.given)}"
             )
+        if saved.rewards != self.rewards:
+            raise ValueError(
+                f"reward: expected those that the run in {run} began with, {_list(saved.rewards or ('a single one',))}, got "
+                f"{_list(self.rewards or ('a single one',))}"
+            )
         for name in ("prompts", "eval_prompts"):
             if getattr(saved, name) != getattr(self, name):
                 raise ValueError(
@@ -40,9 +46,11 @@ class Sources:
         return json.dumps(asdict(self), indent=1) + "\n"
 
 
-def sources(prompts: list[Prompt], eval_prompts: list[Prompt], /, **given: Any) -> Sources:
+def sources(
+    prompts: list[Prompt], eval_prompts: list[Prompt], /, *, rewards: tuple[str, ...] | None = None, **given: Any
+) -> Sources:
     names = tuple(name for name, value in given.items() if value is not None)
-    return Sources(names, _digest(prompts), _digest(eval_prompts))
+    return Sources(names, _digest(prompts), _digest(eval_prompts), rewards)
 
 
 def read_sources(run: Path) -> Sources | None:
@@ -51,7 +59,8 @@ def read_sources(run: Path) -> Sources | None:
     if not path.is_file():
         return None
     found = json.loads(path.read_text(encoding="utf-8"))
-    return Sources(tuple(found["given"]), found["prompts"], found["eval_prompts"])
+    rewards = found.get("rewards")
+    return Sources(tuple(found["given"]), found["prompts"], found["eval_prompts"], None if rewards is None else tuple(rewards))
 
 
 def _digest(prompts: Iterable[Prompt]) -> str:

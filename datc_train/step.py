@@ -19,10 +19,10 @@ from datc_train.lesson import Lesson
 from datc_train.losses import LOSSES
 from datc_train.passes import reference_pass
 from datc_train.policy import Policy
-from datc_train.reward import RewardModel
+from datc_train.reward.functions import RewardError
 from datc_train.reward.shaping import FLOOR
 from datc_train.rollout import Sampler
-from datc_train.score import RewardFunction, score_rollout
+from datc_train.score import Reward, score_rollout
 from datc_train.shaping import in_the_loss, rewards_of, sample_finished
 from datc_train.share_out import old_policy_pass
 from datc_train.types import Prompt, Rollout
@@ -46,7 +46,7 @@ class Trainer:
         self,
         config: Config,
         actor: Policy,
-        reward: RewardModel | RewardFunction,
+        reward: Reward,
         sampler: Sampler,
         optimizer: torch.optim.AdamW,
         sigma0: float | None = None,
@@ -159,6 +159,8 @@ def of_step(step: int) -> Iterator[None]:
     """Says in which step a stage failed that does not know its step."""
     try:
         yield
+    except RewardError as error:
+        raise error.in_step(step) from error.__cause__
     except (ValueError, RuntimeError) as error:
         if type(error) not in (ValueError, RuntimeError):  # running out of memory is another thing
             raise

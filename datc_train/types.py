@@ -50,3 +50,4 @@ class ScoredRollout:
     unread: Tensor | None = None  # [B] bool, rows the reward model could not hold, at their group's mean score; None: none
     token_reward: Tensor | None = None  # [N] float32, what each token adds to the score so far; None where not asked for
     left_out_score: Tensor | None = None  # [N] float32, the score without the token; None where not asked for
+    parts: dict[str, Tensor] = field(default_factory=dict)  # [B] float32 of each of several rewards, NaN: no part in that score

@@ -23,10 +23,12 @@ from datc_train.bench.memory import peak_memory
 from datc_train.clock import Clock
 from datc_train.config import Config, Method
 from datc_train.data import find_train_prompts
-from datc_train.models import load_policy, load_reward, resolve_device
+from datc_train.models import load_policy, resolve_device
 from datc_train.optimizer import make_optimizer
 from datc_train.policy import Policy
+from datc_train.rewards import load_rewards, models_of
 from datc_train.rollout import TransformersSampler
+from datc_train.score import Reward, check_reward
 from datc_train.step import Trainer
 
 METHODS: tuple[Method, Method] = ("grpo", "datc")
@@ -47,10 +49,11 @@ def measure(
     """
     # Candidates are for people to look at, and without stop ids shaping would leave every response out.
     config = replace(config, candidates_per_token=0, reward_shaping=False)
-    config = replace(config, reward="untrained-full") if equal_size else config
+    config = replace(config, reward="untrained-full", reward_weights=None) if equal_size else config
     device = resolve_device(config.device)
     actor = load_policy(config, device)
-    reward = load_reward(config, device, actor.tokenizer)
+    reward = load_rewards(config, device, actor.tokenizer)
+    check_reward(reward, METHODS[1])
     sampler = endless_sampler(config, actor)
     prompts = find_train_prompts(config)[: config.prompts_per_step]
     start = [p.detach().clone() for p in actor.trainable]
@@ -78,7 +81,7 @@ def measure(
             line[method]["peak_bytes"] = float(peak.bytes)
         rounds.append(line)
         say(f"round {len(rounds)}: " + ", ".join(f"{m} {line[m]['step']:.1f} s" for m in METHODS))
-    return _result(config, rounds, len(rollout.response_ids), sum(map(len, rollout.prompt_ids)), reward.model, actor)
+    return _result(config, rounds, len(rollout.response_ids), sum(map(len, rollout.prompt_ids)), reward, actor)
 
 
 def endless_sampler(config: Config, actor: Policy) -> TransformersSampler:
@@ -94,7 +97,7 @@ def endless_sampler(config: Config, actor: Policy) -> TransformersSampler:
 
 
 def _result(
-    config: Config, rounds: list[dict[str, dict[str, float]]], tokens: int, prompt_tokens: int, reward: Any, actor: Policy
+    config: Config, rounds: list[dict[str, dict[str, float]]], tokens: int, prompt_tokens: int, reward: Reward, actor: Policy
 ) -> dict[str, Any]:
     def median(method: str, key: str) -> float:
         return statistics.median(line[method].get(key, 0.0) for line in rounds)
@@ -111,7 +114,7 @@ def _result(
         "methods": methods,
         "response_tokens": tokens,
         "prompt_tokens": prompt_tokens,
-        "parameters": {"policy": size(actor.model), "reward": size(reward)},
+        "parameters": {"policy": size(actor.model), "reward": sum(size(one.model) for one in models_of(reward))},
         "paper": PAPER,
         "settings": config.to_dict(),
         "machine": machine(),

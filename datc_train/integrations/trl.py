@@ -27,6 +27,8 @@ from datc_train.credit_point import CreditPoint, Kind
 from datc_train.integrations.token_advantages import TokenAdvantages, token_advantages
 from datc_train.policy import Policy, take_policy
 from datc_train.reward import RewardModel
+from datc_train.reward.functions import name_of
+from datc_train.reward.several import JoinedTables, distinct_names, weighted_sum
 from datc_train.rollout.policy_mode import sampling_mode
 from datc_train.types import ScoredRollout
 
@@ -78,11 +80,12 @@ class DATCTrainer(GRPOTrainer):
 
     datc  a DATCConfig, a dict of its keys, or None for the defaults
 
-    The first `RewardModel` in `reward_funcs` gives the credit beside its reward; other reward functions and `reward_weights`
-    work as ever, and the advantage stays TRL's.
+    The `RewardModel`s in `reward_funcs` give the credit beside their rewards: that of their sum by `reward_weights`. Other
+    reward functions work as ever, and the advantage stays TRL's. With `multi_objective_aggregation="normalize_then_sum"` the
+    credit is of the sum that TRL makes then: there a reward weighs w / (its deviation within the group + 1e-4).
 
     Raises:
-        ValueError: no RewardModel, several, or one of a weight that is not above 0; an option of TRL under which token weights
+        ValueError: no RewardModel, or none of a weight that is finite and not 0; an option of TRL under which token weights
             vanish or are wrong; a policy whose LM head is not one plain linear layer.
         RuntimeError: when training starts, a TRL whose loss does not use each token's own advantage.
     """
@@ -93,34 +96,41 @@ class DATCTrainer(GRPOTrainer):
     def __init__(self, *args: Any, datc: DATCConfig | dict[str, Any] | None = None, **kwargs: Any) -> None:
         self.datc = _config(datc)
         super().__init__(*args, **kwargs)
-        self._recorder: _Recorder | None = None
+        self._recorders: dict[int, _Recorder] = {}  # by their place in reward_funcs; those of weight 0 are none
+        self._all_rewards: Tensor | None = None
+        self._join = JoinedTables()
         self._loss_is_checked = self.datc.method == "grpo"
         if self.datc.method == "grpo":
             return
         models = [i for i, function in enumerate(self.reward_funcs) if isinstance(function, RewardModel)]
-        if len(models) != 1:
+        if not models:
             raise ValueError(
-                "reward_funcs: expected exactly one datc_train.reward.RewardModel, whose gradient gives the credit, got "
-                f"{len(models)}"
+                "reward_funcs: expected a datc_train.reward.RewardModel, whose gradient gives the credit, got "
+                f"{', '.join(map(name_of, self.reward_funcs)) or 'none'}"
             )
-        reward = self.reward_funcs[models[0]]
-        if type(reward).__call__ is not RewardModel.__call__:
-            raise ValueError(
-                f"reward_funcs: expected a RewardModel whose gradient is that of what it returns, got {type(reward).__name__}, "
-                "which replaces __call__; put a function beside the RewardModel instead"
-            )
+        for i in models:
+            if type(self.reward_funcs[i]).__call__ is not RewardModel.__call__:
+                raise ValueError(
+                    f"reward_funcs: expected RewardModels whose gradient is that of what they return, got "
+                    f"{type(self.reward_funcs[i]).__name__}, which replaces __call__; put a function beside the RewardModel "
+                    "instead"
+                )
         self._check_options()
-        weight = float(self.reward_weights[models[0]])
-        if not 0 < weight < math.inf:
+        weights = {i: float(self.reward_weights[i]) for i in models}
+        if not all(map(math.isfinite, weights.values())) or not any(weights.values()):
             raise ValueError(
-                "reward_weights: expected a finite number above 0 for the RewardModel, whose gradient says which way is up, got "
-                f"{weight:g}"
+                "reward_weights: expected finite numbers for the RewardModels, whose gradients say which way is up, one of them "
+                f"not 0, got {', '.join(f'{weight:g}' for weight in weights.values())}"
             )
         choose(self.datc.backend, self.accelerator.device)
         self._policy()
-        self._recorder = _Recorder(reward, self.datc.point)
         self.reward_funcs = list(self.reward_funcs)  # TRL keeps the caller's list
-        self.reward_funcs[models[0]] = self._recorder
+        for i in models:
+            if weights[i] != 0:
+                self.reward_funcs[i] = self._recorders[i] = _Recorder(self.reward_funcs[i], self.datc.point)
+        if len({self.reward_func_names[i] for i in models}) < len(models):  # TRL would log them as one
+            for i, name in zip(models, distinct_names([self.reward_func_names[i] for i in models]), strict=True):
+                self.reward_func_names[i] = name
 
     def _check_options(self) -> None:
         """Raises ValueError for what would drop, cancel or misread weights."""
@@ -135,10 +145,18 @@ class DATCTrainer(GRPOTrainer):
                 bool(getattr(arguments, "use_liger_kernel", False)),
                 "False: Liger's loss takes one advantage a response",
             ),
+            "multi_objective_aggregation": (
+                self._aggregation not in ("sum_then_normalize", "normalize_then_sum"),
+                "sum_then_normalize or normalize_then_sum, whose sums are known",
+            ),
         }
         for name, (wrong, expected) in reasons.items():
             if wrong:
                 raise ValueError(f"{name}: expected {expected}; got {getattr(arguments, name)!r}")
+
+    @property
+    def _aggregation(self) -> str:
+        return getattr(self.args, "multi_objective_aggregation", "sum_then_normalize")
 
     def _policy(self) -> Policy:
         model = self.accelerator.unwrap_model(self.model)
@@ -146,18 +164,21 @@ class DATCTrainer(GRPOTrainer):
         return take_policy(model, tokenizer, starts_at_base=True, reference=False)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        if self._recorder is None:
+        if not self._recorders:
             return super()._generate_and_score_completions(inputs)
         training = self.model.training
-        self._recorder.gradient = training
+        for recorder in self._recorders.values():
+            recorder.gradient = training
         output = super()._generate_and_score_completions(inputs)
-        scored, responses = self._recorder.take()
+        taken = {i: recorder.take() for i, recorder in self._recorders.items()}
+        responses = next(iter(taken.values()))[1]
         if not training:
             self._log_weights([None] * len(responses))
             return output
         started = time.perf_counter()
         advantages = output["advantages"]
         lengths = torch.tensor([len(ids) for ids in responses], device=advantages.device)
+        scored = self._sum({i: one for i, (one, _) in taken.items()}, responses)
         made = self._token_advantages(output, lengths, scored)
         columns = torch.arange(output["completion_ids"].shape[1], device=advantages.device)
         real = columns < lengths[:, None]  # [B, T]; padding keeps weight 1
@@ -165,6 +186,32 @@ class DATCTrainer(GRPOTrainer):
         token[real] = made.value.to(token.dtype)
         self._log_credit(made, advantages, lengths, scored, time.perf_counter() - started)
         return output | {"advantages": token}
+
+    def _calculate_rewards(self, *arguments: Any, **keywords: Any) -> Tensor:
+        self._all_rewards = super()._calculate_rewards(*arguments, **keywords)
+        return self._all_rewards
+
+    def _sum(self, scored: dict[int, ScoredRollout], responses: list[list[int]]) -> ScoredRollout:
+        """The scored rollout of the sum that TRL makes of the RewardModels' scores.
+
+        TRL has added up the scores: a row that a model could not read has its group's mean there, and the other models' scores
+        count, so their gradients do.
+        """
+        weights: dict[int, float | Tensor] = {i: float(self.reward_weights[i]) for i in scored}
+        if len(scored) > 1 and self._aggregation == "normalize_then_sum":  # of one, a factor a group changes no weight
+            assert self._all_rewards is not None
+            groups = self._all_rewards.double().view(-1, self.num_generations, len(self.reward_funcs))
+            deviation = groups.std(dim=1).repeat_interleave(self.num_generations, dim=0)  # [B of all processes, rewards]
+            mine = slice(self.accelerator.process_index * len(responses), (self.accelerator.process_index + 1) * len(responses))
+            weights = {i: weight / (deviation[mine, i] + 1e-4) for i, weight in weights.items()}
+        return weighted_sum(
+            [replace(one, unread=None) for one in scored.values()],
+            list(weights.values()),
+            response_ids=torch.tensor([token for ids in responses for token in ids], dtype=torch.int64),
+            lengths=torch.tensor([len(ids) for ids in responses]),
+            group_size=1,
+            join=self._join,
+        )
 
     def _token_advantages(self, output: dict[str, Any], lengths: Tensor, scored: ScoredRollout) -> TokenAdvantages:
         policy = self._policy()

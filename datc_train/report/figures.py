@@ -57,7 +57,7 @@ CURVES = (
 def draw_figures(groups: list[Group]) -> tuple[list[Plot], list[str]]:
     """Figures, and a line for each that there is nothing to draw of."""
     plots, missing = [], []
-    for metric in CURVES:
+    for metric in [*CURVES, *_reward_parts(groups)]:
         bands = [band(group, metric.key) for group in groups]
         if any(len(b.steps) for b in bands):
             plots.append(_curve(metric, groups, bands))
@@ -71,6 +71,24 @@ def draw_figures(groups: list[Group]) -> tuple[list[Plot], list[str]]:
         plots += [_phases_compared(groups), _time_compared(groups)] if timed else []
         plots.append(_methods(groups))
     return plots, missing
+
+
+def _reward_parts(groups: list[Group]) -> list[_Metric]:
+    """A curve for each of several rewards."""
+    lines = [run.metrics[-1] for group in groups for run in group.runs if run.metrics]
+    keys = dict.fromkeys(key for line in lines for key in line if key.startswith("reward_") and key.endswith("_mean"))
+    names = [key.removeprefix("reward_").removesuffix("_mean") for key in keys if key.count("_") > 1]
+    return [
+        _Metric(
+            f"reward_{name}",
+            f"reward_{name}_mean",
+            f"Reward: {name}",
+            "raw score",
+            f"Mean score of {name}, without its weight, over the responses that it scored.",
+        )
+        for name in names
+        if name != "shaped"
+    ]
 
 
 def _plot(name: str, title: str, caption: str, draw: Callable[[Axes], None], height: float = 3.1) -> Plot:

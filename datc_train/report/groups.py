@@ -12,7 +12,7 @@ WINDOW = 25
 # What says where, how long and how watched a run was, not what it did in a step.
 _NOT_COMPARED = frozenset(
     "seed run_dir steps device reward_device save_every keep trackers resume samples_per_step candidates_per_token eval_prompts "
-    "eval_split eval_limit eval_every schedule_steps".split()
+    "eval_split eval_limit eval_every schedule_steps reward_timeout".split()
 )
 _ORDER = ("grpo", "datc")
 

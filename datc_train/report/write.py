@@ -107,8 +107,16 @@ def _title(runs: list[Run]) -> str:
 
 
 def _subtitle(runs: list[Run], groups: list[Group]) -> str:
-    models = sorted({f"{run.config.get('policy')} against the reward model {run.config.get('reward')}" for run in runs})
+    models = sorted({f"{run.config.get('policy')} against {_rewards(run)}" for run in runs})
     return ", ".join(group.label for group in groups) + "; " + ", ".join(models)
+
+
+def _rewards(run: Run) -> str:
+    reward, weights = run.config.get("reward"), run.config.get("reward_weights")
+    if not isinstance(reward, list):
+        return f"the reward model {reward}"
+    weights = weights if isinstance(weights, list) else [1] * len(reward)
+    return "the rewards " + " + ".join(f"{weight:g} x {name}" for weight, name in zip(weights, reward, strict=True))
 
 
 def _row(run: Run, group: Group) -> dict[str, str]:

@@ -63,3 +63,17 @@ def test_metrics_are_of_both_processes(ranks: list[dict[str, Any]]) -> None:
     log = ranks[0]["log"]
     assert len(log) == 2
     assert all(0 < line["datc/ess"] <= 1 for line in log)
+
+
+def test_several_models_are_normalised_within_groups_that_span_processes(ranks: list[dict[str, Any]]) -> None:
+    """Each gradient by 1 / (deviation of that model's scores in the whole group + 1e-4), as TRL normalises the scores."""
+    if "several" not in ranks[0]:
+        pytest.skip("this TRL only normalises the sum")
+    for rank in ranks:
+        found = rank["several"]
+        expected = []
+        for part in range(2):
+            scores = np.concatenate([other["several"]["parts"][part][0] for other in ranks]).astype(np.float64)
+            assert len(scores) == 4
+            expected.append(found["parts"][part][1] / (scores.std(ddof=1) + 1e-4))
+        np.testing.assert_allclose(found["total"], np.concatenate(expected, axis=1), rtol=1e-4)

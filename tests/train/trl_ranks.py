@@ -25,7 +25,7 @@ def run(rank: int, port: int, folder: str) -> None:
     import torch.distributed as dist
     import trl
     from accelerate.utils import gather_object
-    from test_trl import length_reward, make, parameters, reward_model
+    from test_trl import length_reward, make, other_model, parameters, reward_model
 
     from datc_train.integrations.trl import DATCTrainer
 
@@ -64,5 +64,21 @@ def run(rank: int, port: int, folder: str) -> None:
         if name == "datc":
             results["seen"] = [gather_object([step]) for step in seen]
             results["log"] = [line for line in trainer.state.log_history if "datc/ess" in line]
+    if hasattr(trl.GRPOConfig(output_dir=folder, use_cpu=True, bf16=False), "multi_objective_aggregation"):
+        rewards, how = [reward_model(), other_model()], {"multi_objective_aggregation": "normalize_then_sum", "max_steps": 1}
+        trainer = make(DATCTrainer, Path(folder, "several"), rewards=rewards, **options | how)
+        add_up = trainer._sum
+
+        def watched(scored: Any, responses: Any) -> Any:
+            total = add_up(scored, responses)
+            results["several"] = {
+                "total": total.reward_grad.numpy(),
+                "parts": [(one.score.numpy(), one.reward_grad.numpy()) for one in scored.values()],
+                "lengths": [len(ids) for ids in responses],
+            }
+            return total
+
+        trainer._sum = watched
+        trainer.train()
     Path(folder, f"{rank}.pickle").write_bytes(pickle.dumps(results))
     dist.destroy_process_group()
