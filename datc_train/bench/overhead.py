@@ -22,18 +22,28 @@ from datc_train.bench.machine import machine
 from datc_train.bench.memory import peak_memory
 from datc_train.clock import Clock
 from datc_train.config import Config, Method
+from datc_train.credit import METHODS as CREDIT_METHODS
+from datc_train.credit_point import CreditPoint
 from datc_train.data import find_train_prompts
 from datc_train.models import load_policy, resolve_device
 from datc_train.optimizer import make_optimizer
 from datc_train.policy import Policy
 from datc_train.rewards import load_rewards, models_of
 from datc_train.rollout import TransformersSampler
-from datc_train.score import Reward, check_reward
+from datc_train.score import Reward, check_reward, score_rollout
 from datc_train.step import Trainer
 
 METHODS: tuple[Method, Method] = ("grpo", "datc")
 PHASES = ("sample", "score", "reference", "update", "credit", "weights")
 OF_THE_METHOD = ("score", "credit", "weights")  # what DATC does otherwise; the other phases are the same work in both
+# The points at which the reward's gradient may be taken; each is timed in every round, for the scoring phase differs alone.
+POINTS = {
+    "embedding": CreditPoint("embedding"),
+    "tangent": CreditPoint("tangent"),
+    "integrated": CreditPoint("integrated"),
+    "integrated, 2 passes": CreditPoint("integrated", 2),
+    "integrated, 4 passes": CreditPoint("integrated", 4),
+}
 PAPER = (1.057, 1.091)  # arXiv 2610.32772: cumulative GPU time, actor, reward model and sampler on a GPU each
 
 
@@ -46,6 +56,8 @@ def measure(
     `overhead_by_phase` counts only the phases in which the methods differ, so that noise of the others drops out:
 
         1 + (score + credit + weights of DATC - the same of GRPO) / GRPO's step
+
+    `points` has the same for every credit point, with the scoring phase at that point; `overhead` is at the config's.
     """
     # Candidates are for people to look at, and without stop ids shaping would leave every response out.
     config = replace(config, candidates_per_token=0, reward_shaping=False)
@@ -79,6 +91,14 @@ def measure(
             line[method] = dict(clock.seconds) | dict(step.clock.seconds)
             line[method]["step"] = sum(line[method].values())
             line[method]["peak_bytes"] = float(peak.bytes)
+        line["points"] = {}
+        for name, point in POINTS.items():
+            clock = Clock(device)
+            with clock(name):
+                score_rollout(
+                    reward, rollout, actor.tokenizer, sampler.stop_ids, gradient=True, method=CREDIT_METHODS["datc"], point=point
+                )
+            line["points"] |= clock.seconds
         rounds.append(line)
         say(f"round {len(rounds)}: " + ", ".join(f"{m} {line[m]['step']:.1f} s" for m in METHODS))
     return _result(config, rounds, len(rollout.response_ids), sum(map(len, rollout.prompt_ids)), reward, actor)
@@ -105,11 +125,18 @@ def _result(
     def size(model: torch.nn.Module) -> int:
         return sum(p.numel() for p in model.parameters())
 
+    def by_phase(score: float) -> float:
+        others = sum(methods["datc"][p] - methods["grpo"][p] for p in OF_THE_METHOD if p != "score")
+        return 1 + (score - methods["grpo"]["score"] + others) / methods["grpo"]["step"]
+
     methods = {m: {key: median(m, key) for key in (*PHASES, "step", "peak_bytes")} for m in METHODS}
     return {
         "overhead": methods["datc"]["step"] / methods["grpo"]["step"],
         "overhead_of_each_round": [line["datc"]["step"] / line["grpo"]["step"] for line in rounds],
-        "overhead_by_phase": 1 + sum(methods["datc"][p] - methods["grpo"][p] for p in OF_THE_METHOD) / methods["grpo"]["step"],
+        "overhead_by_phase": by_phase(methods["datc"]["score"]),
+        "points": {
+            name: {"score": median("points", name), "overhead_by_phase": by_phase(median("points", name))} for name in POINTS
+        },
         "score_gradient_seconds": methods["datc"]["score"] - methods["grpo"]["score"],
         "methods": methods,
         "response_tokens": tokens,
@@ -128,6 +155,8 @@ def table(result: dict[str, Any]) -> str:
     lines += [f"{phase:<20}{grpo[phase]:>9.2f}{datc[phase]:>9.2f}" for phase in (*PHASES, "step")]
     if grpo["peak_bytes"] and datc["peak_bytes"]:
         lines.append(f"{'peak memory, MiB':<20}{grpo['peak_bytes'] / 2**20:>9.0f}{datc['peak_bytes'] / 2**20:>9.0f}")
+    lines += [f"{'credit point':<24}{'score, s':>10}{'overhead by phase':>20}"]
+    lines += [f"{name:<24}{at['score']:>10.2f}{at['overhead_by_phase']:>20.3f}" for name, at in result["points"].items()]
     share = result["parameters"]["reward"] / result["parameters"]["policy"]
     lines += [
         f"score's gradient: {result['score_gradient_seconds']:.2f} s; score, credit and weights alone: "

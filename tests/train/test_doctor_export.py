@@ -176,6 +176,8 @@ def test_overhead_is_a_ratio_of_steps_on_the_same_tokens(tmp_path: Path, capsys:
     result = json.loads((tmp_path / "o.json").read_text())
     assert result["overhead"] == result["methods"]["datc"]["step"] / result["methods"]["grpo"]["step"]
     assert len(result["overhead_of_each_round"]) == 3
+    assert set(result["points"]) == set(overhead.POINTS)
+    assert all(at["score"] > 0 for at in result["points"].values())
     assert result["response_tokens"] == 2 * 4 * 12  # prompts, responses, tokens: nothing stops early
     assert result["methods"]["grpo"]["weights"] < result["methods"]["datc"]["weights"]
     assert (tmp_path / "o.png").stat().st_size > 1000
