@@ -13,7 +13,8 @@ from datc_kernels.linear_credit import chunked, reference
 from datc_kernels.linear_credit.inputs import LinearInputs
 from datc_kernels.logit_transform import LogitTransform
 from datc_kernels.reward_half import to_token_credit
-from datc_kernels.testing.inputs import CASES
+from datc_kernels.testing.inputs import CASES, Sizes
+from datc_kernels.testing.rounding import assert_rounded
 from datc_kernels.vocabulary_parallel import Slice, fold_of_slice, merge_in_order
 
 NAMES = ("plain", "p_y = 1 - 1e-12", "p_other = 1 - 1e-12", "ties", "short reward vocabulary", "masked columns", "everything")
@@ -26,8 +27,6 @@ JOBS = [
     for variant in VARIANTS
     if variant != "triton" or name in ("everything", "ties")
 ]
-# Sums in another order, float32: of the largest value of a field.
-TOLERANCE = 2e-5
 
 
 @pytest.fixture(scope="module", params=[2, 4])
@@ -43,13 +42,8 @@ def identical(a, b):
 
 
 def close(found, expected, name=""):
-    """Within rounding of the largest finite value."""
-    finite = expected.isfinite()
-    assert torch.equal(found.isfinite(), finite), name
-    scale = float(expected[finite].abs().max()) if finite.any() else 0.0
-    torch.testing.assert_close(
-        found, expected, rtol=TOLERANCE, atol=TOLERANCE * scale, equal_nan=True, msg=lambda m: f"{name}: {m}"
-    )
+    """Sums in another order, float32; differences of differences."""
+    assert_rounded(found, expected, length=Sizes.V + Sizes.D, condition=4, name=name)
 
 
 @pytest.mark.parametrize("job", JOBS, ids=" ".join)

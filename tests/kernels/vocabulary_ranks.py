@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from limits import PATIENCE
 
 from datc_kernels import linear_credit, logits_credit
 from datc_kernels.testing.inputs import CASES
@@ -111,7 +112,7 @@ def run(rank, world, folder, jobs):
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store = dist.FileStore(f"{folder}/store", world)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=120))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=PATIENCE))
     group = dist.group.WORLD
     results = {job: numbers(job, rank, group) for job in jobs}
     results |= {"mistakes": mistakes(rank, group), "settings": settings(rank, group)}
