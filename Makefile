@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt
 export GOMP_SPINCOUNT := 20000
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: install train test test-all test-trl test-triton test-sanitize test-oldest install-vllm test-vllm lint bench compare format clean
+.PHONY: install train test test-all test-trl test-triton test-sanitize test-oldest test-machines install-vllm test-vllm lint bench compare format clean
 
 install: $(VENV)/.extension
 
@@ -38,6 +38,10 @@ test: lint
 test-all: lint test-sanitize
 	$(BIN)/python -m pytest -n 2
 	$(MAKE) test-oldest test-trl test-triton
+
+# The suite as other machines would run it: instruction sets, threads, order, a busy neighbour. Three times as long as `make test`.
+test-machines: install
+	$(BIN)/python -m tests.machines
 
 # Older versions of TRL, over the one that is installed; it is pure Python. The oldest is the lower bound in pyproject.toml.
 TRL_VERSIONS := 1.8.0 1.12.0
