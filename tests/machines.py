@@ -75,7 +75,19 @@ def load(cores: int) -> Iterator[None]:
 
 def run(machine: Machine, workers: int, rest: list[str], seed: int) -> int:
     """The exit status of pytest."""
-    command = [sys.executable, "-m", "pytest", "-n", str(workers), "-m", "not slow", "--cpu-capability", machine.capability]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-n",
+        str(workers),
+        "--dist",
+        "worksteal",
+        "-m",
+        "not slow",
+        "--cpu-capability",
+        machine.capability,
+    ]
     if machine.shuffled:
         command += ["--random-order-bucket=module", f"--random-order-seed={seed}"]
     environment = os.environ | LIBRARIES[machine.capability] | {"OMP_NUM_THREADS": str(machine.threads)}

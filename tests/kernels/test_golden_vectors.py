@@ -76,7 +76,8 @@ def test_our_truth_agrees(name):
     data = load(name)
     args, options = arguments(data)
     got, true = truth.linear_credit(*args, **options), expected(data)
-    assert_within_budget(got, true, dict.fromkeys(BUDGETS, rounding(torch.float64, length=512, condition=128)))
+    # Two programs in float64; a gap of 28 between logits leaves 1e-12 of a probability to the other columns.
+    assert_within_budget(got, true, dict.fromkeys(BUDGETS, rounding(torch.float64, length=512, condition=512)))
 
 
 @pytest.mark.parametrize("utility", ["advantage", "sign"])

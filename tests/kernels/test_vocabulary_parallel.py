@@ -29,12 +29,21 @@ JOBS = [
 ]
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def ranks(request, tmp_path_factory):
-    """What every rank found."""
-    folder = tmp_path_factory.mktemp(f"ranks{request.param}")
-    multiprocessing.spawn(run, (request.param, str(folder), JOBS), nprocs=request.param)
-    return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(request.param)]
+SIZES = (2, 4)
+
+
+@pytest.fixture(scope="module")
+def everyone(tmp_path_factory):
+    """What every rank found, by the size of its group; one set of processes for both."""
+    folder = tmp_path_factory.mktemp("ranks")
+    multiprocessing.spawn(run, (SIZES, str(folder), JOBS), nprocs=SIZES[-1])
+    return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(SIZES[-1])]
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def ranks(request, everyone):
+    """What every rank of a group of that size found."""
+    return [found[request.param] for found in everyone[: request.param]]
 
 
 def identical(a, b):
