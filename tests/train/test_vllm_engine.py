@@ -41,6 +41,8 @@ pytestmark = [
     ),
 ]
 
+# Tests that share an engine or a run, on one worker of pytest-xdist.
+SERVED, STRAIGHT = pytest.mark.xdist_group("served"), pytest.mark.xdist_group("straight")
 IDS = 512  # of the tiny tokenizer
 COLUMNS = 520
 LARGEST = 1e-3  # difference of a log-probability: what training itself takes in float32 (`check_sampler`)
@@ -104,6 +106,7 @@ PROMPTS = ("hello", "Name a quiet hobby.", "hello", "a b c d e f g")
 # ---------------------------------------------------------------- the distribution
 
 
+@SERVED
 def test_log_probabilities_are_the_policys(served: VllmSampler) -> None:
     """T48: a temperature; T42: columns of no token, which the policy likes best, are never drawn and have no share."""
     rollout = served.sample(user(*PROMPTS), seed=0)
@@ -117,6 +120,7 @@ def test_log_probabilities_are_the_policys(served: VllmSampler) -> None:
     assert float(torch.softmax(logits, -1)[IDS:].sum()) > 0.02  # would have been drawn
 
 
+@SERVED
 def test_frequencies_are_the_softmax(served: VllmSampler) -> None:
     """First tokens of 2,000 responses, as independent draws have them: chi-square over the tokens that come five times."""
     count = 2000
@@ -135,6 +139,7 @@ def test_frequencies_are_the_softmax(served: VllmSampler) -> None:
     assert abs(chi_square - freedom) < 4 * (2 * freedom) ** 0.5
 
 
+@SERVED
 def test_samples_depend_on_seed_and_prompt_alone(served: VllmSampler) -> None:
     together = split(served.sample(user(*PROMPTS), seed=3))
     assert split(served.sample(user(*PROMPTS), seed=3)) == together
@@ -144,6 +149,7 @@ def test_samples_depend_on_seed_and_prompt_alone(served: VllmSampler) -> None:
     assert split(served.sample(user(*PROMPTS), seed=4)) != together
 
 
+@SERVED
 def test_stops_are_ours_alone(served: VllmSampler) -> None:
     """A token that was drawn ends a response where it is a stop, and the EOS does not where it is none."""
     rollout = served.sample(user(*PROMPTS), seed=5)
@@ -179,6 +185,7 @@ def test_both_of_vllms_model_runners_take_the_processor() -> None:
 # ---------------------------------------------------------------- updates
 
 
+@SERVED
 def test_t51_t55_every_sync_is_served(served: VllmSampler) -> None:
     earlier = [split(served.sample(user(*PROMPTS), seed=6))]
     for version in (1, 2, 3):
@@ -190,6 +197,7 @@ def test_t51_t55_every_sync_is_served(served: VllmSampler) -> None:
         earlier.append(split(rollout))
 
 
+@SERVED
 def test_a_response_of_before_the_sync_is_told_apart(served: VllmSampler) -> None:
     """The check of every rollout, had nobody called sync."""
     rollout = served.sample(user(*PROMPTS), seed=7)
@@ -199,6 +207,7 @@ def test_a_response_of_before_the_sync_is_told_apart(served: VllmSampler) -> Non
     served.sync(4)
 
 
+@SERVED
 def test_t52_an_id_that_is_used_again_is_found(served: VllmSampler, monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM keeps the weights that it knows under an id, whatever the folder; the sync says so. (Last: the engine ends.)"""
     engine = served._served.engine
@@ -307,6 +316,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return train(RUN | {"run_dir": str(tmp_path_factory.mktemp("straight") / "run")})
 
 
+@STRAIGHT
 def test_a_run_of_three_steps(straight: Path) -> None:
     metrics = lines(straight, "metrics.jsonl")
     assert [line["step"] for line in metrics] == [1, 2, 3]
@@ -317,6 +327,7 @@ def test_a_run_of_three_steps(straight: Path) -> None:
     assert [path.name for path in (straight / "engine").iterdir()] == ["engine.log"]
 
 
+@STRAIGHT
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_t33_t60_stopped_in_the_middle_and_a_resume(tmp_path: Path, straight: Path, one_process: None, number: int) -> None:
     """Nothing of the engine outlives a trainer, had it time to say so or not, and the run ends as the one that never stopped."""
