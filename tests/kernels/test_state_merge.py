@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datc_kernels.anchored_state import AnchoredState, empty_state, merge, tile_state_
+from datc_kernels.testing.rounding import rounding
 
 ROWS, V = 3, 40
 
@@ -42,7 +43,8 @@ def numbers(s: AnchoredState, *, by_anchor=True):
 
 
 def close(a, b, **how):
-    torch.testing.assert_close(numbers(a, **how), numbers(b, **how), rtol=1e-11, atol=1e-11)
+    allowed = rounding(torch.float64, length=V, condition=256)  # gaps of up to 30 between logits, rewards near 6, twice
+    torch.testing.assert_close(numbers(a, **how), numbers(b, **how), rtol=allowed, atol=allowed)
 
 
 @given(

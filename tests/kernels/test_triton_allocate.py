@@ -6,7 +6,7 @@ from test_golden_vectors import load
 
 from datc_kernels import allocate_weights
 from datc_kernels.testing import truth
-from datc_kernels.testing.budgets import WEIGHT
+from datc_kernels.testing.budgets import TEMPERATURE32, WEIGHT
 
 B = 6
 
@@ -20,7 +20,7 @@ def backend(run_variant):
 def assert_true(got, credit, advantage, lengths, frozen=None, **options):
     weight, temperature = truth.allocate_weights(credit, advantage, lengths, frozen, **options)
     torch.testing.assert_close(got.weight.double(), weight, rtol=0, atol=WEIGHT)
-    torch.testing.assert_close(got.temperature.double(), temperature, rtol=1e-5, atol=0)
+    torch.testing.assert_close(got.temperature.double(), temperature, rtol=TEMPERATURE32, atol=0)
 
 
 @pytest.mark.parametrize("utility", ["advantage", "sign"])
@@ -42,7 +42,7 @@ def test_golden_vectors(utility, ceiling, backend):
         backend=backend,
     )
     torch.testing.assert_close(got.weight.double(), data[f"out_weight{suffix}"][tokens], rtol=0, atol=WEIGHT)
-    torch.testing.assert_close(got.temperature.double(), data[f"out_temperature{suffix}"][chosen], rtol=1e-5, atol=0)
+    torch.testing.assert_close(got.temperature.double(), data[f"out_temperature{suffix}"][chosen], rtol=TEMPERATURE32, atol=0)
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 2047, 2048, 2049, 32_768])
@@ -127,7 +127,7 @@ def test_not_finite_is_what_the_reference_calls_so(utility, backend):
         )
         assert torch.equal(got.weight.isnan(), reference.weight.isnan())
         assert torch.equal(got.temperature.isnan(), reference.temperature.isnan())
-        torch.testing.assert_close(got.weight, reference.weight, equal_nan=True, rtol=0, atol=1e-5)
+        torch.testing.assert_close(got.weight, reference.weight, equal_nan=True, rtol=0, atol=WEIGHT)
 
 
 def test_what_float32_does_not_hold_is_nan_not_another_number(backend):

@@ -9,11 +9,9 @@ import torch
 from datc_kernels import linear_credit, logits_credit
 from datc_kernels.launch_table import FLOAT32, NARROW, POINTERS, WIDE, Tiling, choose_tilings, split_columns
 from datc_kernels.testing import truth
-from datc_kernels.testing.budgets import BUDGETS, assert_within_budget
+from datc_kernels.testing.budgets import BUDGETS, SHARP, assert_within_budget
 from datc_kernels.testing.inputs import CASES, Sizes, everything, masked, plain, short_reward_vocabulary
 
-# At p = 1 - 1e-12 the inputs' own rounding decides (test_credit_truth.py).
-SHARP = {name: max(budget, 3e-5) if name not in ("logprob", "logsumexp") else budget for name, budget in BUDGETS.items()}
 REWARD_WAYS = ("product", "given", "none")
 
 

@@ -9,10 +9,10 @@ from datc_kernels import linear_credit, logits_credit
 from datc_kernels.linear_credit import chunked
 from datc_kernels.testing import truth
 from datc_kernels.testing.inputs import Sizes, plain
+from datc_kernels.testing.rounding import rounding
 
 SIZE = Sizes(N=9, V=70, D=8, K=4)
-# Of the largest entry: the result is rounded once to its dtype.
-ROUNDING = {torch.float32: 3e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MODES = {
     "plain": {},
     "softcap": {"softcap": 2.0},
@@ -33,8 +33,10 @@ def gradients(logprob, *inputs):
     return [leaf.grad for leaf in leaves]
 
 
-def assert_close(got, true, rounding):
-    assert (got.double() - true).abs().max() <= rounding * true.abs().max()
+def assert_close(got, true):
+    """Of the largest entry: sums over V, D and N in float32, and one cast to the dtype."""
+    allowed = rounding(length=SIZE.V + SIZE.D + SIZE.N) + torch.finfo(got.dtype).eps / 2
+    assert (got.double() - true).abs().max() <= allowed * true.abs().max()
 
 
 @pytest.fixture
@@ -45,7 +47,7 @@ def case():
     return case.hidden, case.weight, ids
 
 
-@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("mode", MODES)
 def test_k14_against_float64(mode, dtype, case, backend):
     """K14, K17: hidden, weight and bias, an ignored row among them, in several tiles of rows and columns."""
@@ -58,10 +60,10 @@ def test_k14_against_float64(mode, dtype, case, backend):
     true = gradients(lambda h, w, b: truth.logprob(h, w, ids, bias=b, **options).float(), *(x.double() for x in inputs))
     for g, t in zip(got, true, strict=True):
         assert g.dtype == dtype
-        assert_close(g, t, ROUNDING[dtype])
+        assert_close(g, t)
 
 
-@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("mode", MODES)
 def test_of_existing_logits(mode, dtype, case, backend):
     hidden, weight, ids = case
@@ -70,7 +72,7 @@ def test_of_existing_logits(mode, dtype, case, backend):
     one = torch.eye(SIZE.V, dtype=torch.float64)
     (true,) = gradients(lambda z: truth.logprob(z, one, ids, **options).float(), logits.double())
     assert got.dtype == dtype
-    assert_close(got, true, ROUNDING[dtype])
+    assert_close(got, true)
     assert (got[2] == 0).all()
     assert (got[:, options.get("vocab_size", SIZE.V) :] == 0).all()
 
@@ -98,7 +100,7 @@ def test_k13_the_sampled_column_of_a_nearly_certain_token(backend):
     logits[:, 5] = torch.log(torch.tensor(19 * (1 - 1e-6) / 1e-6))
     ids = torch.tensor([5, 5, 6])
     (got,) = gradients_of_four(logits.float(), lambda z: logits_credit(z, ids, backend=backend).logprob)
-    torch.testing.assert_close(got[:2, 5], torch.full((2,), 1e-6), rtol=1e-4, atol=0)
+    torch.testing.assert_close(got[:2, 5], torch.full((2,), 1e-6), rtol=rounding(length=20, condition=17), atol=0)  # a gap of 17
 
 
 def test_bitwise_repeatable(case, backend):

@@ -13,7 +13,8 @@ from datc_kernels.linear_credit import chunked, reference
 from datc_kernels.linear_credit.inputs import LinearInputs
 from datc_kernels.logit_transform import LogitTransform
 from datc_kernels.reward_half import to_token_credit
-from datc_kernels.testing.inputs import CASES
+from datc_kernels.testing.inputs import CASES, Sizes
+from datc_kernels.testing.rounding import assert_rounded
 from datc_kernels.vocabulary_parallel import Slice, fold_of_slice, merge_in_order
 
 NAMES = ("plain", "p_y = 1 - 1e-12", "p_other = 1 - 1e-12", "ties", "short reward vocabulary", "masked columns", "everything")
@@ -26,16 +27,23 @@ JOBS = [
     for variant in VARIANTS
     if variant != "triton" or name in ("everything", "ties")
 ]
-# Sums in another order, float32: of the largest value of a field.
-TOLERANCE = 2e-5
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def ranks(request, tmp_path_factory):
-    """What every rank found."""
-    folder = tmp_path_factory.mktemp(f"ranks{request.param}")
-    multiprocessing.spawn(run, (request.param, str(folder), JOBS), nprocs=request.param)
-    return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(request.param)]
+SIZES = (2, 4)
+
+
+@pytest.fixture(scope="module")
+def everyone(tmp_path_factory):
+    """What every rank found, by the size of its group; one set of processes for both."""
+    folder = tmp_path_factory.mktemp("ranks")
+    multiprocessing.spawn(run, (SIZES, str(folder), JOBS), nprocs=SIZES[-1])
+    return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(SIZES[-1])]
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def ranks(request, everyone):
+    """What every rank of a group of that size found."""
+    return [found[request.param] for found in everyone[: request.param]]
 
 
 def identical(a, b):
@@ -43,13 +51,8 @@ def identical(a, b):
 
 
 def close(found, expected, name=""):
-    """Within rounding of the largest finite value."""
-    finite = expected.isfinite()
-    assert torch.equal(found.isfinite(), finite), name
-    scale = float(expected[finite].abs().max()) if finite.any() else 0.0
-    torch.testing.assert_close(
-        found, expected, rtol=TOLERANCE, atol=TOLERANCE * scale, equal_nan=True, msg=lambda m: f"{name}: {m}"
-    )
+    """Sums in another order, float32; differences of differences."""
+    assert_rounded(found, expected, length=Sizes.V + Sizes.D, condition=4, name=name)
 
 
 @pytest.mark.parametrize("job", JOBS, ids=" ".join)

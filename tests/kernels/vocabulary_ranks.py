@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from limits import PATIENCE
 
 from datc_kernels import linear_credit, logits_credit
 from datc_kernels.testing.inputs import CASES
@@ -107,13 +108,17 @@ def settings(rank, group):
     }
 
 
-def run(rank, world, folder, jobs):
+def run(rank, sizes, folder, jobs):
+    """Groups of the first ranks, as many as `sizes` says, one after the other; the last has everyone."""
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = dist.FileStore(f"{folder}/store", world)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=120))
-    group = dist.group.WORLD
-    results = {job: numbers(job, rank, group) for job in jobs}
-    results |= {"mistakes": mistakes(rank, group), "settings": settings(rank, group)}
+    store = dist.FileStore(f"{folder}/store", sizes[-1])
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=sizes[-1], timeout=timedelta(seconds=PATIENCE))
+    results = {}
+    for size in sizes:
+        group = dist.new_group(range(size))  # all ranks make it, the first take part
+        if rank < size:
+            found = {job: numbers(job, rank, group) for job in jobs}
+            results[size] = found | {"mistakes": mistakes(rank, group), "settings": settings(rank, group)}
     Path(folder, f"{rank}.pickle").write_bytes(pickle.dumps(results))
     dist.destroy_process_group()

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-_SECONDS = 60.0
+from limits import PATIENCE
 
 
 def chromium() -> str | None:
@@ -65,7 +65,7 @@ class Browser:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._process.terminate()
         try:
-            self._process.wait(10)
+            self._process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -85,7 +85,7 @@ class Browser:
                 return answer["result"]
 
     def _read(self) -> dict[str, Any]:
-        deadline = time.monotonic() + _SECONDS
+        deadline = time.monotonic() + PATIENCE
         while b"\0" not in self._buffer:
             ready, _, _ = select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))
             chunk = os.read(self._answers, 1 << 20) if ready else b""

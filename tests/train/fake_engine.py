@@ -14,7 +14,7 @@ from datc_train.vllm_engine import worker
 class Fake:
     def __init__(self, alive: Any) -> None:
         self.alive = alive
-        self.child = subprocess.Popen(["sleep", "600"])
+        self.child = subprocess.Popen(["sleep", "86400"])
 
     def pids(self) -> list[int]:
         return [os.getpid(), self.child.pid]
@@ -22,20 +22,19 @@ class Fake:
     def echo(self, value: Any) -> Any:
         return value
 
-    def be_slow(self, seconds: float) -> str:
-        for _ in range(int(seconds / 0.05)):
-            time.sleep(0.05)
+    def be_slow(self, times: int) -> str:
+        for _ in range(times):
             self.alive()
         return "done"
 
     def hang(self, deaf: bool = False) -> None:
         if deaf:  # as a process that is stopped: it hears no SIGTERM and reads no pipe
             os.kill(os.getpid(), signal.SIGSTOP)
-        time.sleep(600)
+        time.sleep(86400)
 
     def die(self, number: int) -> None:
         os.kill(os.getpid(), number)
-        time.sleep(600)
+        time.sleep(86400)
 
     def leave(self, status: int) -> None:
         print("SomeError: out of paper", flush=True)

@@ -9,9 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tolerances import MEAN
 from torch import Tensor
 
 from datc_kernels import TokenCredit
+from datc_kernels.testing.rounding import rounding
 from datc_train.credit import METHODS, CreditInputs, TokenAdvantage
 from datc_train.credit.free_positions import FreePositions
 
@@ -81,16 +83,16 @@ def test_promises(method: str, lengths: list[int], seed: int, ceiling: float) ->
     assert out.value.isfinite().all()
     assert out.weights.temperature.shape == given.advantage.shape
     advantage = given.advantage.repeat_interleave(given.lengths)
-    torch.testing.assert_close(out.value, advantage * weight, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(out.value, advantage * weight, rtol=rounding(), atol=rounding())
     if "mean" in promises:
         for values, a in zip(out.value.double().split(lengths), given.advantage.tolist(), strict=True):
             if len(values):
-                assert float(values.mean()) == pytest.approx(a, rel=1e-4, abs=1e-4)
+                assert float(values.mean()) == pytest.approx(a, rel=MEAN, abs=MEAN)
     if "sign" in promises:
         assert (weight >= 0).all()
     if "band" in promises:
-        assert (weight <= ceiling * (1 + 1e-5)).all()
-        assert (weight >= (1 - 1e-5) / ceiling).all()
+        assert (weight <= ceiling * (1 + rounding())).all()
+        assert (weight >= (1 - rounding()) / ceiling).all()
     if "frozen" in promises:
         assert (weight[given.frozen] == 1).all()
         assert torch.equal(out.value[given.frozen], advantage[given.frozen])
@@ -107,7 +109,7 @@ def test_micro_batches_change_nothing(method: str) -> None:
     for batch in ([2], [4, 0], [3, 2, 1, 0]):
         some = METHODS[method].token_advantage(part(whole, batch))
         for r, values in zip(batch, some.value.split(whole.lengths[batch].tolist()), strict=True):
-            torch.testing.assert_close(values, spans[r], rtol=1e-6, atol=1e-7)
+            torch.testing.assert_close(values, spans[r], rtol=MEAN, atol=MEAN)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -227,7 +229,7 @@ def test_oar_by_hand(method: str) -> None:
     given = {"reward_grad": -importance[:, None], "embedding": torch.ones(4, 1)} if method == "oar_g" else {}
     out = by_hand(method, 4, score=torch.tensor([5.0]), left_out_score=5.0 + importance, **given)
     weight = torch.tensor([0.1, 1 + 0.1 / 0.7, 1 + 0.5 / 0.7, 2.0])
-    torch.testing.assert_close(out.weights.weight, weight / weight.mean(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(out.weights.weight, weight / weight.mean(), rtol=rounding(length=8), atol=rounding(length=8))
     equal = by_hand(method, 4, reward_grad=torch.ones(4, 1), embedding=torch.ones(4, 1), left_out_score=torch.zeros(4))
     assert equal.weights.weight.tolist() == [1.0] * 4
 
@@ -252,8 +254,8 @@ def test_delta_by_hand() -> None:
     gamma = abs(margins[1] - margins[0]) / 2
     raw = torch.tensor([0.8 + 0.4 * sigmoid(m / gamma) for m in margins] + [1.0, 0.8])
     out = METHODS["delta"].token_advantage(given)
-    torch.testing.assert_close(out.weights.weight, raw / raw.mean(), rtol=1e-5, atol=1e-6)
-    assert float(out.weights.weight.mean()) == pytest.approx(1.0, abs=1e-6)
+    torch.testing.assert_close(out.weights.weight, raw / raw.mean(), rtol=rounding(length=16), atol=rounding(length=16))
+    assert float(out.weights.weight.mean()) == pytest.approx(1.0, rel=rounding(length=16))
     one_side = replace(given, advantage=torch.tensor([1.0, 2.0, 0.0]))
     assert METHODS["delta"].token_advantage(one_side).weights.weight.tolist() == [1.0] * 4
 
@@ -283,7 +285,7 @@ def test_statistics_over_free_positions(lengths: list[int], seed: int, q: float)
     for b, values in enumerate(x.double().split(lengths)):
         values = values[~values.isnan()]
         if len(values):
-            assert float(positions.mean(x)[b]) == pytest.approx(float(values.mean()))
-            assert float(positions.std(x)[b]) == pytest.approx(float(values.std(correction=0)))
-            assert float(positions.quantile(x, q)[b]) == pytest.approx(float(values.quantile(q)))
+            assert float(positions.mean(x)[b]) == pytest.approx(float(values.mean()), rel=MEAN, abs=MEAN)
+            assert float(positions.std(x)[b]) == pytest.approx(float(values.std(correction=0)), rel=MEAN, abs=MEAN)
+            assert float(positions.quantile(x, q)[b]) == pytest.approx(float(values.quantile(q)), rel=MEAN, abs=MEAN)
             torch.testing.assert_close(positions.softmax(x).split(lengths)[b][~frozen.split(lengths)[b]], values.softmax(0))

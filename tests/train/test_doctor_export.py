@@ -10,6 +10,7 @@ import pytest
 import torch
 from test_refusals import run_cli
 from test_train import TINY
+from tolerances import FORWARD
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from datc_train import doctor, train
@@ -134,7 +135,7 @@ def test_an_exported_policy_is_the_trained_one(tmp_path: Path, capsys: pytest.Ca
     untrained = base(input_ids=ids).logits
     trained = PeftModel.from_pretrained(base, str(run / "checkpoints" / "000002"))(input_ids=ids).logits
     exported = AutoModelForCausalLM.from_pretrained(run / "export")(input_ids=ids).logits
-    assert (exported - trained).abs().max() < 1e-4
+    assert (exported - trained).abs().max() < 4 * FORWARD  # logits of up to 4
     assert (exported - untrained).abs().max() > 1e-2
     assert AutoTokenizer.from_pretrained(run / "export").encode("Hello") == tokenizer.encode("Hello")
 
@@ -144,7 +145,7 @@ def test_an_adapter_on_a_tied_embedding_is_exported(tmp_path: Path) -> None:
     options = {"run_dir": str(tmp_path / "r"), "learning_rate": 0.05, "lora": {"target_modules": ["embed_tokens", "q_proj"]}}
     run = train(TINY | options)
     folder, difference = export(run)
-    assert difference < 1e-6
+    assert difference < FORWARD
     assert not AutoConfig.from_pretrained(folder).tie_word_embeddings
     plain, _ = export(train(TINY | {"run_dir": str(tmp_path / "p"), "steps": 1}))
     assert AutoConfig.from_pretrained(plain).tie_word_embeddings
@@ -154,7 +155,7 @@ def test_a_fully_tuned_policy_is_exported_too(tmp_path: Path) -> None:
     run = train(TINY | {"run_dir": str(tmp_path / "r"), "lora": None, "steps": 1})
     folder, difference = export(run, tmp_path / "out")
     assert folder == tmp_path / "out"
-    assert difference < 1e-6
+    assert difference < FORWARD
 
 
 def test_exports_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from datc_kernels.testing.rounding import rounding
 from datc_train.config import Config
 from datc_train.optimizer import adamw_step_norm, make_optimizer
 
@@ -20,4 +21,5 @@ def test_step_norm_is_the_norm_of_the_change(decay: float) -> None:
             p.grad = torch.randn_like(p)
         optimizer.step()
         change = torch.cat([(p - b).flatten().double() for p, b in zip(parameters, before, strict=True)])
-        assert float(adamw_step_norm(optimizer)) == pytest.approx(float(change.norm()), rel=1e-4)
+        allowed = rounding(length=40, condition=1 / 1e-2)  # changes of 1e-2 of numbers near 1
+        assert float(adamw_step_norm(optimizer)) == pytest.approx(float(change.norm()), rel=allowed)

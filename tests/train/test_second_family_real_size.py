@@ -14,6 +14,7 @@ from test_second_family import THINKING, hold_against_the_stock_models
 from test_train import lines
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, Qwen3ForSequenceClassification
 
+from datc_kernels.testing.rounding import rounding
 from datc_train import train
 from datc_train.cli import config_of
 
@@ -83,7 +84,9 @@ def test_two_steps_of_the_recipe(folders: Path, tmp_path: Path) -> None:
             continue  # noise that the reward model reads in other tokens
         if sample["response"] != sample["response"].strip():
             continue
-        hold_against_the_stock_models(sample, folders, rtol=2e-3)
+        # 28 layers over 1024 numbers, 2048 of them in the heads and 3072 in the feed-forward layer; logits near 8.
+        allowed = rounding(length=28 * (5 * 1024 + 2048 + 3072), condition=8)
+        hold_against_the_stock_models(sample, folders, rtol=allowed)
         compared += 1
         if compared == 2:
             break

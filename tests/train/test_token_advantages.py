@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tolerances import FORWARD, WEIGHT
 
 from datc_train.integrations import token_advantages
 from datc_train.types import ScoredRollout
@@ -56,7 +57,7 @@ def test_the_formula_written_out(backend: str | None, utility: str) -> None:
     made = token_advantages(
         **given, head_bias=torch.arange(V) / 10, temperature=0.7, ceiling=3.0, utility=utility, backend=backend
     )
-    torch.testing.assert_close(made.credit.credit.double(), credit, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(made.credit.credit.double(), credit, rtol=FORWARD, atol=FORWARD)
     for response, at in enumerate(rows.split(LENGTHS.tolist())):
         value, weight = made.value[at].double(), made.weights.weight[at].double()
         advantage = given["advantage"][response].double()
@@ -74,7 +75,7 @@ def test_the_formula_written_out(backend: str | None, utility: str) -> None:
         )
         tau = made.weights.temperature[response].double()
         expected = len(free) * torch.softmax(utilities / tau, 0)
-        torch.testing.assert_close(made.weights.weight[free].double(), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(made.weights.weight[free].double(), expected, rtol=WEIGHT, atol=FORWARD)
         assert expected.max() <= 3.001
         assert expected.min() >= 1 / 3.001
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tolerances import FORWARD, WEIGHT
 from torch import Tensor
 
 trl = pytest.importorskip("trl")
@@ -172,11 +173,11 @@ def test_advantages_and_loss_are_the_formula(tmp_path: Path, monkeypatch: pytest
     assert (weights - 1).abs().max() > 0.1
     expected = advantage[:, None].expand(mask.shape).clone()
     expected[mask] *= weights
-    assert torch.allclose(out["advantages"], expected, atol=1e-4)
+    assert torch.allclose(out["advantages"], expected, rtol=WEIGHT, atol=2 * WEIGHT)
     assert len(losses) == 2
     assert abs(losses[1][1]) > 1e-3  # at the ratio 1 a loss cannot tell: weights have mean 1
     for reported, by_hand in losses:
-        assert reported == pytest.approx(by_hand, abs=1e-5)
+        assert reported == pytest.approx(by_hand, abs=2 * FORWARD)
 
 
 def test_other_rewards_and_metrics(tmp_path: Path) -> None:
@@ -286,7 +287,7 @@ def test_the_pass_for_the_credit_reads_a_groups_prompt_once(tmp_path: Path, chec
         with torch.no_grad(), evaluating(policy.model):
             whole = policy.backbone(input_ids=torch.cat([prompts, answers], 1), attention_mask=mask, use_cache=False)
         expected = whole.last_hidden_state[:, prompts.shape[1] - 1 : -1][real]
-        torch.testing.assert_close(states, expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(states, expected, rtol=FORWARD, atol=4 * FORWARD)
         assert not bool(output["prompt_mask"].all())  # prompts of two lengths
         compared.append(sum(read[-4:]) < int(mask.sum()))
         return states
@@ -370,7 +371,7 @@ def test_tokens_that_an_environment_wrote_take_no_part(tmp_path: Path) -> None:
     assert weights.shape == (4, 8)
     assert (weights[:, ~kept] == 1).all()
     assert (weights[:, kept] != 1).any()
-    assert (weights[:, kept].mean(1) - 1).abs().max() < 1e-3
+    assert (weights[:, kept].mean(1) - 1).abs().max() < 1e-3  # they are logged with three decimals
 
 
 @pytest.mark.parametrize("how", ["flattened", "averaged", "averaged, equal rewards"])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from test_train import TINY, adapter, lines, same
+from tolerances import FORWARD, MEAN, NORM, assert_same_update
 
 from datc_train import train
 from datc_train.checkpoint import checkpoints
@@ -45,19 +46,19 @@ def test_steps_count_updates(many: Path) -> None:
     assert ["seconds_sample" in line for line in metrics] == [True, False, False, False] * 2
     assert ["seconds_old_policy" in line for line in metrics] == [True, False, False, False] * 2
     assert {line["step"] for line in lines(many, "samples.jsonl")} == {1, 2, 5, 6}  # an epoch's responses, once
-    assert all(line["sampler_difference"] < 1e-5 for line in metrics)  # of the policy that sampled, not of the one that moved
+    assert all(line["sampler_difference"] < FORWARD for line in metrics)  # of the policy that sampled, not of the one that moved
 
 
 def test_an_epoch_sees_every_response_once(many: Path) -> None:
     """T46: parts are whole groups, in an order of each epoch's own."""
     one, two, three, four = (line["reward_mean"] for line in lines(many, "metrics.jsonl")[:4])
-    assert one + two == pytest.approx(three + four, abs=1e-5)
+    assert one + two == pytest.approx(three + four, abs=MEAN)
 
 
 def test_the_first_update_is_on_policy_and_later_ones_are_not(many: Path) -> None:
     metrics = lines(many, "metrics.jsonl")
     assert metrics[0]["clip_fraction"] == metrics[4]["clip_fraction"] == 0.0
-    assert metrics[0]["kl"] == pytest.approx(0.0, abs=1e-9)  # other rows share its passes than the reference's
+    assert metrics[0]["kl"] == pytest.approx(0.0, abs=FORWARD**2)  # other rows share its passes than the reference's
     assert metrics[1]["kl"] > 0.0
     assert any(metrics[i]["clip_fraction"] > 0 for i in (2, 3, 6, 7))
 
@@ -155,7 +156,7 @@ def test_every_loss(tmp_path: Path, loss: str) -> None:
     run = train(MANY | {"loss": loss, "steps": 4, "sampler_correction": "truncate", "run_dir": str(tmp_path / "r")})
     metrics = lines(run, "metrics.jsonl")
     assert all(line["grad_norm"] > 0 for line in metrics)
-    assert all(line["correction_mean"] == pytest.approx(1, abs=1e-5) for line in metrics)
+    assert all(line["correction_mean"] == pytest.approx(1, abs=FORWARD) for line in metrics)
 
 
 def test_micro_batches_add_up(tmp_path: Path) -> None:
@@ -164,7 +165,7 @@ def test_micro_batches_add_up(tmp_path: Path) -> None:
     for budget in (100_000, 1):
         options = {"steps": 4, "learning_rate": 1e-5, "micro_batch_tokens": budget, "run_dir": str(tmp_path / str(budget))}
         norms.append([line["grad_norm"] for line in lines(train(MANY | options), "metrics.jsonl")])
-    assert norms[0] == pytest.approx(norms[1], rel=1e-3)
+    assert norms[0] == pytest.approx(norms[1], rel=NORM)
 
 
 def test_masked_truncated_responses_leave_every_update(tmp_path: Path) -> None:
@@ -179,9 +180,8 @@ def test_masked_truncated_responses_leave_every_update(tmp_path: Path) -> None:
 def test_gradient_checkpointing_takes_the_old_policys_pass_in_evaluation_mode(tmp_path: Path) -> None:
     plain = train(MANY | {"steps": 4, "run_dir": str(tmp_path / "a")})
     saved = train(MANY | {"steps": 4, "run_dir": str(tmp_path / "b"), "gradient_checkpointing": True})
-    one, other = adapter(plain), adapter(saved)
-    for key, value in one.items():  # prompts are read for every response there
-        torch.testing.assert_close(other[key], value, rtol=1e-3, atol=1e-6)
+    # Prompts are read for every response there.
+    assert_same_update(adapter(saved), adapter(plain), farthest=3 * 4 * MANY["learning_rate"])
 
 
 @pytest.mark.parametrize(
