@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt
 export GOMP_SPINCOUNT := 20000
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: install train test test-all test-trl test-triton test-sanitize test-oldest install-vllm test-vllm lint bench compare format clean
+.PHONY: install train test test-all test-trl test-triton test-sanitize test-soak test-oldest install-vllm test-vllm lint bench compare format clean
 
 install: $(VENV)/.extension
 
@@ -37,7 +37,7 @@ test: lint
 
 test-all: lint test-sanitize
 	$(BIN)/python -m pytest -n 2
-	$(MAKE) test-oldest test-trl test-triton
+	$(MAKE) test-soak test-oldest test-trl test-triton
 
 # Older versions of TRL, over the one that is installed; it is pure Python. The oldest is the lower bound in pyproject.toml.
 TRL_VERSIONS := 1.8.0 1.12.0
@@ -65,6 +65,10 @@ test-sanitize: install
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" PYTHONPATH=$(SANITIZED):. \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 OMP_NUM_THREADS=2 \
 	  $(BIN)/python -P -m pytest tests/kernels -k "(cpu or cuda or sanitizers) and not nvcc" --hypothesis-profile datc-thorough
+
+# Five hundred steps, watched: memory, descriptors, threads and the time of a step stay flat.
+test-soak: install
+	$(BIN)/python -m benchmarks.soak
 
 # Every package at the lower bound of pyproject.toml, in an environment of its own; the C++ ops as they were built for the newest torch.
 OLDEST := .venv-oldest
