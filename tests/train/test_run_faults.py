@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import SafetensorError
@@ -34,8 +35,10 @@ from test_vllm_sampler import engines as engines  # a fixture
 from datc_train import train
 from datc_train.checkpoint import checkpoints
 from datc_train.disk import written
+from datc_train.export import export
 from datc_train.interrupt import StopRequest
 from datc_train.progress import StepProgress
+from datc_train.quickstart import load_tiny_policy
 from datc_train.report.runs import read_run
 from datc_train.rollout.versions import Versions
 from datc_train.vllm_engine.process import EngineProcess
@@ -223,6 +226,38 @@ def test_no_room_for_the_engines_weights(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"^sampler: the engine's weights in .*000003 could not .*--resume auto"):
         versions.write(3, save)
     assert not half_files(tmp_path)
+
+
+def test_no_room_for_an_export(tmp_path: Path, straight: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import PreTrainedModel
+
+    def half(self: Any, folder: Path) -> None:
+        folder.mkdir()
+        raise SafetensorError(f"I/O error: {FULL} (os error 28)")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PreTrainedModel, "save_pretrained", half)
+        with pytest.raises(OSError, match=r"^out: .*export\.tmp could not be written .*; once it can be, datc export makes it$"):
+            export(straight, tmp_path / "export")
+    assert not half_files(tmp_path)
+    assert export(straight, tmp_path / "export")[0].is_dir()
+
+
+def test_no_room_for_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from datc_train.reward import spelling
+
+    def half(path: Path, **_: Any) -> None:
+        path.write_bytes(b"half")
+        full()
+
+    tokenizer = load_tiny_policy()[1]
+    monkeypatch.setattr(spelling, "spell", lambda *_: spelling.Spelling(np.array([0]), np.array([0, 1])))
+    for folder, patched in ((tmp_path / "file" / "below", np.savez), (tmp_path / "full", half)):
+        (tmp_path / "file").touch()
+        monkeypatch.setattr(spelling.np, "savez", patched)
+        with pytest.raises(OSError, match=r"\.npz could not be written .* environment variable DATC_CACHE names another folder"):
+            spelling.cached_spelling([b"a", None], tokenizer, [b"a"], folder)
+    assert not list((tmp_path / "full").iterdir())
 
 
 def test_no_room_for_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
