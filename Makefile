@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt
 export GOMP_SPINCOUNT := 20000
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: install train test test-all test-trl test-triton test-sanitize test-oldest test-machines install-vllm test-vllm lint bench compare format clean
+.PHONY: install train test test-all test-trl test-triton test-sanitize test-soak test-oldest test-machines install-vllm test-vllm lint bench compare format clean
 
 install: $(VENV)/.extension
 
@@ -39,7 +39,7 @@ test: lint
 
 test-all: lint test-sanitize
 	$(BIN)/python -m pytest $(TWO)
-	$(MAKE) test-oldest test-trl test-triton
+	$(MAKE) test-soak test-oldest test-trl test-triton
 
 # The suite as other machines would run it: instruction sets, threads, order, a busy neighbour. Three times as long as `make test`.
 test-machines: install
@@ -71,6 +71,10 @@ test-sanitize: install
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" PYTHONPATH=$(SANITIZED):. \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 OMP_NUM_THREADS=2 \
 	  $(BIN)/python -P -m pytest tests/kernels -k "(cpu or cuda or sanitizers) and not nvcc" --hypothesis-profile datc-thorough
+
+# Five hundred steps, watched: memory, descriptors, threads and the time of a step stay flat.
+test-soak: install
+	$(BIN)/python -m benchmarks.soak
 
 # Every package at the lower bound of pyproject.toml, in an environment of its own; the C++ ops as they were built for the newest torch.
 OLDEST := .venv-oldest

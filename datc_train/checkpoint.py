@@ -20,7 +20,10 @@ from peft import load_peft_weights, set_peft_model_state_dict
 from safetensors import SafetensorError
 from torch import Tensor
 
+from datc_train.disk import written
+
 STATE = "trainer_state.pt"
+NONE_YET = "there is none yet, and --resume auto begins again"
 
 
 def save_checkpoint(run: Path, step: int, model: Any, tokenizer: Any, optimizer: Any, schedule: Any) -> Path:
@@ -30,28 +33,30 @@ def save_checkpoint(run: Path, step: int, model: Any, tokenizer: Any, optimizer:
     """
     final = _folder(run) / f"{step:06d}"
     temporary = final.with_name(final.name + ".tmp")
+    whole = checkpoints(run)
+    last = f"the last whole one is {whole[-1]}, from which --resume auto goes on" if whole else NONE_YET
     try:
+        with written(f"the checkpoint of step {step} in {run}", last):
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            options = {"save_embedding_layers": False} if hasattr(model, "peft_config") else {}
+            model.save_pretrained(temporary, **options)
+            tokenizer.save_pretrained(temporary)
+            state = {
+                "step": step,
+                "optimizer": optimizer.state_dict(),
+                "schedule": schedule.state_dict(),
+                "random": random_state(),
+            }
+            with (temporary / STATE).open("wb") as file:  # given a path, torch does not say why it cannot write
+                torch.save(state, file)
+            _sync(temporary)
+            shutil.rmtree(final, ignore_errors=True)
+            os.replace(temporary, final)
+            _sync_folder(final.parent)
+    except OSError:
         shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        options = {"save_embedding_layers": False} if hasattr(model, "peft_config") else {}
-        model.save_pretrained(temporary, **options)
-        tokenizer.save_pretrained(temporary)
-        state = {
-            "step": step,
-            "optimizer": optimizer.state_dict(),
-            "schedule": schedule.state_dict(),
-            "random": random_state(),
-        }
-        torch.save(state, temporary / STATE)
-        _sync(temporary)
-        shutil.rmtree(final, ignore_errors=True)
-        os.replace(temporary, final)
-        _sync_folder(final.parent)
-    except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        whole = checkpoints(run)
-        last = f"the last whole one is {whole[-1]}" if whole else "there is none yet"
-        raise OSError(f"the checkpoint of step {step} could not be written ({error}); {last}") from error
+        raise
     return final
 
 
@@ -65,13 +70,14 @@ def prune(run: Path, keep: int | None, also: Collection[int | None]) -> None:
     """Delete all but the newest `keep` checkpoints (None: none is deleted), those of the steps in `also`; leftovers too."""
     if not _folder(run).is_dir():
         return
-    for leftover in _folder(run).glob("*.tmp"):
-        shutil.rmtree(leftover)
-    for path in checkpoints(run)[: -keep if keep else 0]:
-        if int(path.name) not in also:
-            doomed = path.with_name(path.name + ".tmp")  # a half-deleted folder must not look like a checkpoint
-            os.replace(path, doomed)
-            shutil.rmtree(doomed)
+    with written(_folder(run)):
+        for leftover in _folder(run).glob("*.tmp"):
+            shutil.rmtree(leftover)
+        for path in checkpoints(run)[: -keep if keep else 0]:
+            if int(path.name) not in also:
+                doomed = path.with_name(path.name + ".tmp")  # a half-deleted folder must not look like a checkpoint
+                os.replace(path, doomed)
+                shutil.rmtree(doomed)
 
 
 def restore(path: Path, model: Any, optimizer: Any, schedule: Any) -> None:

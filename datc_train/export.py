@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from datc_train.checkpoint import checkpoints, readable
 from datc_train.config import Config, config_from
+from datc_train.disk import written
 from datc_train.evaluate import best_step
 from datc_train.models import load_base
 from datc_train.run_folder import read_lines, saved_config
@@ -35,7 +36,7 @@ def export(run: Path, out: Path | None = None, which: str = "last") -> tuple[Pat
 
     Raises:
         ValueError: a folder that is no run, has no such checkpoint, or holds an adapter to a model that was given in Python.
-        FileExistsError: `out` exists.
+        FileExistsError: `out` exists. OSError: it cannot be written.
         RuntimeError: what was written is not what was trained (mean difference above 1e-3, in half precision 0.05).
     """
     config = _config_of(run)
@@ -69,9 +70,14 @@ def export(run: Path, out: Path | None = None, which: str = "last") -> tuple[Pat
         ids = torch.tensor([tokenizer.encode(_PROBE)])
         before = _logprobs(merged, ids)
     temporary = out.with_name(out.name + ".tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    merged.to(dtype).save_pretrained(temporary)
-    tokenizer.save_pretrained(temporary)
+    try:
+        with written(f"out: {temporary}", "once it can be, datc export makes it"):
+            shutil.rmtree(temporary, ignore_errors=True)
+            merged.to(dtype).save_pretrained(temporary)
+            tokenizer.save_pretrained(temporary)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
     after = _logprobs(AutoModelForCausalLM.from_pretrained(temporary, dtype=dtype).eval(), ids)
     difference = float((after - before).abs().mean())
     if not difference <= (1e-3 if dtype == torch.float32 else 0.05):

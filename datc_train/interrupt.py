@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -19,14 +21,14 @@ class Interrupted(KeyboardInterrupt):
 
 
 class StopRequest:
-    """Within `with`, the first signal is only noted (`.signal`); a second one stops at once, as it would outside.
+    """Within `with`, the first signal is only noted (`.signal`, and a line on standard error); a second one stops at once, as it
+    would outside.
 
     Outside of the main thread, where handlers cannot be set, nothing changes.
     """
 
-    def __init__(self, notice: Any = None) -> None:
+    def __init__(self) -> None:
         self.signal: int | None = None
-        self.notice = notice  # called with the signal's name when it comes
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
@@ -40,8 +42,9 @@ class StopRequest:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.signal = number
         self._restore()
-        if self.notice is not None:
-            self.notice(signal.Signals(number).name)
+        # Whatever the signal came upon may be in the middle of an import or of a line: nothing but the system is called here.
+        with suppress(OSError):
+            os.write(2, b"%s: finishing this step and saving; once more to stop at once\n" % signal.Signals(number).name.encode())
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

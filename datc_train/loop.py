@@ -141,7 +141,7 @@ def _run(
         prune(folder.path, config.keep, also={best_step(evaluations)})
         return path
 
-    with StepProgress(config.steps, config.method, done) as progress, StopRequest(progress.stopping) as stop:
+    with StepProgress(config.steps, config.method, done) as progress, StopRequest() as stop:
         if done:
             progress.say(f"Going on after step {done} of {folder.path}")
             missing = sorted(set(range(1, done + 1)) - {line["step"] for line in history})
@@ -191,7 +191,11 @@ def _run(
     if config.report:
         from datc_train.report import write_report  # brings matplotlib
 
-        progress.say(f"Report: {write_report(folder.path)}")
+        try:
+            progress.say(f"Report: {write_report(folder.path)}")
+        except OSError:  # the run is whole without it
+            progress.say(summary(history, evaluations, str(folder.path), str(checkpoint)))
+            raise
     progress.say(summary(history, evaluations, str(folder.path), str(checkpoint)))
     return folder.path
 

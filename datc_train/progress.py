@@ -8,12 +8,20 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from datc_train.disk import written
+
 _TEXT = "reward {reward_mean:+.3f}  KL {kl}  length {length_mean:.0f}  ESS {ess_ratio:.2f}  {tokens_per_second:.0f} tok/s"
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Called while BrokenPipeError is handled, which goes on from here; rich would end the process without a word."""
+        raise
 
 
 class StepProgress:
     def __init__(self, steps: int, method: str, done: int = 0) -> None:
-        self.console = Console(highlight=False)
+        self.console = _Console(highlight=False)
         self.steps = steps
         self.bar = Progress(
             TextColumn(f"[bold]{method}"),
@@ -38,10 +46,11 @@ class StepProgress:
         text = _TEXT.format(**metrics | {"kl": kl, "tokens_per_second": metrics["tokens_per_second"] or 0.0})
         self.bar.update(self.task, advance=1, text=text)
         if not self.console.is_terminal:
-            self.console.print(f"step {metrics['step']}/{self.steps}  {text}", soft_wrap=True)
-
-    def stopping(self, signal: str) -> None:
-        self.say(f"{signal}: finishing this step and saving; once more to stop at once")
+            self._print(f"step {metrics['step']}/{self.steps}  {text}")
 
     def say(self, text: str) -> None:
-        self.console.print(text, soft_wrap=True, markup=False)
+        self._print(text, markup=False)
+
+    def _print(self, text: str, *, markup: bool = True) -> None:
+        with written("standard output"):
+            self.console.print(text, soft_wrap=True, markup=markup)

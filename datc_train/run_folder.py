@@ -14,6 +14,7 @@ import yaml
 from datc_train.checkpoint import checkpoints
 from datc_train.config import Config
 from datc_train.credit_point import EMBEDDING
+from datc_train.disk import write_whole, written
 from datc_train.sources import FILE as SOURCES
 from datc_train.sources import Sources
 
@@ -94,15 +95,23 @@ class RunFolder:
         except (FileExistsError, BlockingIOError):
             raise
         except OSError as error:
-            raise OSError(f"run_dir: {config.run_dir or 'runs'} cannot be written: {error.strerror}") from error
+            raise OSError(
+                f"run_dir: {config.run_dir or 'runs'} cannot be written: {error.strerror}; choose another folder"
+            ) from error
         resolved = _resolved(config, self.path)
-        if checkpoints(self.path):
+        begun = bool(checkpoints(self.path))
+        if begun:
             resolved["schedule_steps"] = saved_config(self.path)["schedule_steps"]
-        else:
-            (self.path / "sigma0.json").unlink(missing_ok=True)
         self.schedule_steps: int = resolved["schedule_steps"]
-        _write(self.path / SOURCES, sources.to_json())
-        _write(self.path / "config.yaml", yaml.safe_dump(resolved, sort_keys=False))
+        try:
+            with written(f"run_dir: {self.path}"):
+                if not begun:
+                    (self.path / "sigma0.json").unlink(missing_ok=True)
+                write_whole(self.path / SOURCES, sources.to_json())
+                write_whole(self.path / "config.yaml", yaml.safe_dump(resolved, sort_keys=False))
+        except OSError:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Let other processes write here."""
@@ -111,14 +120,8 @@ class RunFolder:
     def append(self, name: str, lines: list[dict[str, Any]]) -> None:
         """Append to a file of JSON lines; a NaN is a fault, not a value."""
         text = "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines)
-        try:
-            with (self.path / name).open("a", encoding="utf-8") as file:
-                file.write(text)
-        except OSError as error:
-            raise OSError(
-                f"{self.path / name} could not be written ({error.strerror}); once there is room, --resume auto goes on from the "
-                "last checkpoint"
-            ) from error
+        with written(self.path / name), (self.path / name).open("a", encoding="utf-8") as file:
+            file.write(text)
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         return read_lines(self.path / name)
@@ -129,7 +132,8 @@ class RunFolder:
             path = self.path / name
             if path.is_file():
                 kept = [line for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if _step(line) <= step]
-                _write(path, "".join(line + "\n" for line in kept))
+                with written(path):
+                    write_whole(path, "".join(line + "\n" for line in kept))
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -192,15 +196,6 @@ def _step(line: str) -> float:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
         return float("inf")
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def _new_folder(parent: Path, name: str) -> Path:

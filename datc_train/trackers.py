@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from datc_train.config import Config
+from datc_train.disk import written
 
 PROJECT = "datc"
 
@@ -27,22 +28,25 @@ class Trackers:
         self._trackers: list[Any] = []
         for name in config.trackers:
             kind = LOGGER_TYPE_TO_CLASS[name]
-            if kind.requires_logging_directory:  # TensorBoard names its folder after the run
-                tracker = kind(run_name="", logging_dir=str(folder / name))
-            else:
-                tracker = kind(run_name=PROJECT, name=folder.name)
-            tracker.start()
-            tracker.store_init_configuration({key: _flat(value) for key, value in config.to_dict().items()})
+            with written(f"trackers: {name}"):
+                if kind.requires_logging_directory:  # TensorBoard names its folder after the run
+                    tracker = kind(run_name="", logging_dir=str(folder / name))
+                else:
+                    tracker = kind(run_name=PROJECT, name=folder.name)
+                tracker.start()
+                tracker.store_init_configuration({key: _flat(value) for key, value in config.to_dict().items()})
             self._trackers.append(tracker)
 
     def log(self, values: dict[str, Any], step: int, prefix: str = "") -> None:
         numbers = {prefix + key: value for key, value in values.items() if isinstance(value, int | float) and key != "step"}
         for tracker in self._trackers:
-            tracker.log(numbers, step=step)
+            with written(f"trackers: {tracker.name}"):
+                tracker.log(numbers, step=step)
 
     def finish(self) -> None:
         for tracker in self._trackers:
-            tracker.finish()
+            with written(f"trackers: {tracker.name}"):
+                tracker.finish()
 
 
 def _flat(value: Any) -> Any:

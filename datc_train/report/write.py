@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import yaml
 from jinja2 import Environment, PackageLoader
 
+from datc_train.disk import write_whole, written
 from datc_train.report.figures import draw_figures
 from datc_train.report.groups import Group, group_runs
 from datc_train.report.heatmap import choose_exhibits, visible
@@ -50,9 +50,6 @@ def write_report(runs: str | Path | Sequence[str | Path], out: str | Path | None
     panels = [panel for exhibit in exhibits for panel in exhibit.panels]
     pictures |= {f"tokens_{i}": draw_tokens(panel) for i, panel in enumerate(panels, start=1)}
     figures = page.parent / ("figures" if page.stem == "report" else f"{page.stem}_figures")
-    figures.mkdir(parents=True, exist_ok=True)
-    for name, png in pictures.items():
-        _replace(figures / f"{name}.png", png)
     html = (
         _environment()
         .get_template("report.html.jinja")
@@ -72,7 +69,11 @@ def write_report(runs: str | Path | Sequence[str | Path], out: str | Path | None
             configs=[(run.name, yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True)) for run in loaded],
         )
     )
-    _replace(page, html.encode("utf-8", errors="replace"))
+    with written(page, "once it can be, datc report makes it"):
+        figures.mkdir(parents=True, exist_ok=True)
+        for name, png in pictures.items():
+            write_whole(figures / f"{name}.png", png, sync=False)
+        write_whole(page, html.encode("utf-8", errors="replace"), sync=False)  # someone may be looking at the last one
     return page
 
 
@@ -174,10 +175,3 @@ def _number(value: Any) -> float:
 def _signed(value: Any) -> str:
     number = _number(value)
     return "–" if math.isnan(number) else f"{number:+.3f}".replace("-", "−")
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all: someone may be looking at the last one."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)

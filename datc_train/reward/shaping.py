@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from datc_train.disk import write_whole, written
 
 SHORT, LONG = 8, 1024  # tokens: below the one and above the other there is something to pay
 SHORT_PRICE, LONG_PRICE = 0.5, 2.0  # of sigma0, at length 0 and at twice LONG
@@ -50,9 +51,8 @@ def cached_spread(path: Path, measure: Callable[[], float]) -> float:
             raise ValueError(f"{path}: expected {{'sigma0': number}}, got {path.read_text(encoding='utf-8')[:80]!r}") from error
         return _checked(value)
     value = _checked(measure())
-    unfinished = path.with_suffix(".part")
-    unfinished.write_text(json.dumps({"sigma0": value}) + "\n", encoding="utf-8")
-    os.replace(unfinished, path)
+    with written(path):
+        write_whole(path, json.dumps({"sigma0": value}) + "\n")
     return value
 
 

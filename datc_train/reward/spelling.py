@@ -13,6 +13,7 @@ import json
 import os
 import zipfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
+
+from datc_train.disk import written
 
 _TOKENS_AT_A_TIME = 8192
 _FORMAT = 1  # of the files; another rule of spelling is another number
@@ -93,10 +96,16 @@ def cached_spelling(
             return Spelling(file["ids"], file["start"])
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         spelling = spell(policy_bytes, tokenizer, reward_bytes)  # no such file, or half of one
-    folder.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(f".{os.getpid()}.npz")
-    np.savez(unfinished, ids=spelling.ids, start=spelling.start)
-    unfinished.replace(path)
+    try:
+        with written(path, "the environment variable DATC_CACHE names another folder for it"):
+            folder.mkdir(parents=True, exist_ok=True)
+            np.savez(unfinished, ids=spelling.ids, start=spelling.start)
+            unfinished.replace(path)
+    except OSError:
+        with suppress(OSError):
+            unfinished.unlink()
+        raise
     return spelling
 
 

@@ -16,6 +16,8 @@ from typing import Any
 
 from torch import Tensor
 
+from datc_train.disk import written
+
 
 class Versions:
     """Folders that appear under their names only when they are whole, and never twice under the same one."""
@@ -24,7 +26,8 @@ class Versions:
         self.root = root
         self.keep = keep
         self.clear()
-        (root / "versions").mkdir(parents=True)
+        with written(f"sampler: the engine's folder {root}"):
+            (root / "versions").mkdir(parents=True)
 
     def write(self, version: int, save: Callable[[Path], None]) -> Path:
         """The folder that `save` filled, `versions/<version>`; older ones than the newest `keep` go.
@@ -54,12 +57,13 @@ class Versions:
     def _fill(self, folder: Path, save: Callable[[Path], None]) -> None:
         temporary = folder.with_name(folder.name + ".tmp")
         try:
+            with written(f"sampler: the engine's weights in {folder}"):
+                shutil.rmtree(temporary, ignore_errors=True)
+                save(temporary)
+                os.replace(temporary, folder)
+        except OSError:
             shutil.rmtree(temporary, ignore_errors=True)
-            save(temporary)
-            os.replace(temporary, folder)
-        except OSError as error:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise OSError(f"sampler: the weights for the engine could not be written to {folder} ({error})") from error
+            raise
 
 
 def save_base(model: Any, folder: Path) -> None:

@@ -300,7 +300,7 @@ def test_versions_appear_whole_or_not_at_all(tmp_path: Path) -> None:
         (folder / "weights").write_text("half")
         raise OSError("No space left on device")
 
-    with pytest.raises(OSError, match=r"^sampler: the weights for the engine could not be written to .*000001 \(No space"):
+    with pytest.raises(OSError, match=r"^sampler: the engine's weights in .*000001 could not be written \(No space"):
         versions.write(1, half)
     assert not list((tmp_path / "engine" / "versions").iterdir())
     versions.write(1, Path.mkdir)
