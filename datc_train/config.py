@@ -49,7 +49,8 @@ class Config:
     """A training run.
 
     Args:
-        policy: the model to train: "quickstart" (SmolLM2-135M-Instruct), "tiny" (random), a folder or a hub name.
+        policy: the model to train: "quickstart" (SmolLM2-135M-Instruct), "tiny" (random), a folder or a hub name of a causal
+            language model whose weights are all there and all used (an adapter has to be merged first).
         reward: the reward model: "quickstart", "tiny", a folder or a hub name of a sequence classifier with one label; to
             measure time, "untrained-half" and "untrained-full": layers of the quickstart's policy under a random head.
         prompts: what to train on: "quickstart" ("quickstart-long", to measure time), a file of JSON lines or Parquet, a folder

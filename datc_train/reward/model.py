@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from datc_train.prefix import why_not_shared
+from datc_train.pretrained import classifier
 from datc_train.reward.checks import check_batch, check_call, name_prompt
 from datc_train.reward.classifier import embedding_table, take_apart
 from datc_train.reward.frozen import frozen_table
@@ -107,24 +108,14 @@ class RewardModel:
         """Load model and tokenizer from a folder or a hub name; `dtype="auto"` keeps the checkpoint's.
 
         Raises:
-            ValueError: num_labels is not 1, or parameters (the score head above all) that the checkpoint does not hold
-                and that would be random.
+            ValueError: num_labels is not 1; an adapter without its base; parameters (the score head above all) that the
+                checkpoint does not hold and that would be random, has in another shape, or holds and the classifier does not
+                use (a language model's `lm_head` may be there).
         """
-        config = AutoConfig.from_pretrained(path)
-        if config.num_labels != 1:
-            raise ValueError(
-                f"path: expected a reward model with num_labels=1, got num_labels={config.num_labels} in {path} "
-                f"(architectures {config.architectures})"
-            )
-        model, report = AutoModelForSequenceClassification.from_pretrained(
-            path, config=config, dtype=dtype, output_loading_info=True
-        )
-        random = sorted([*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])])
-        if random:
-            raise ValueError(
-                f"path: expected a trained reward model, got a checkpoint without {', '.join(random[:5])} "
-                f"({len(random)} newly initialised) in {path}"
-            )
+        try:
+            model = classifier(path, dtype)
+        except ValueError as error:
+            raise ValueError(f"path: {error}") from error
         return cls(
             model.to(device),
             AutoTokenizer.from_pretrained(path),
