@@ -26,6 +26,7 @@ from datc_kernels.dispatch import KNOWN, choose
 from datc_train.integrations.token_advantages import TokenAdvantages, token_advantages
 from datc_train.policy import Policy, take_policy
 from datc_train.reward import RewardModel
+from datc_train.reward.checks import conversations
 from datc_train.rollout.policy_mode import sampling_mode
 from datc_train.types import ScoredRollout
 
@@ -140,6 +141,7 @@ class DATCTrainer(GRPOTrainer):
             return super()._generate_and_score_completions(inputs)
         training = self.model.training
         self._recorder.gradient = training
+        inputs = [row | {"prompt": _with_text(row["prompt"])} for row in inputs]
         output = super()._generate_and_score_completions(inputs)
         scored, responses = self._recorder.take()
         if not training:
@@ -274,6 +276,11 @@ class DATCTrainer(GRPOTrainer):
                     else:
                         del by_name[name]
         return derivative
+
+
+def _with_text(prompt: Any) -> Any:
+    """Parts of text as text, before TRL gives them to a chat template that may know text alone."""
+    return prompt if isinstance(prompt, str) else conversations([prompt])[0]
 
 
 class _Recorder:

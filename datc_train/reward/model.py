@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from datc_train.prefix import why_not_shared
 from datc_train.pretrained import classifier
-from datc_train.reward.checks import check_batch, check_call, name_prompt
+from datc_train.reward.checks import check_batch, check_call, conversations, name_prompt
 from datc_train.reward.classifier import embedding_table, take_apart
 from datc_train.reward.frozen import frozen_table
 from datc_train.reward.mapped_rows import MappedRow, RowBuilder
@@ -153,7 +153,7 @@ class RewardModel:
         Works under the caller's no_grad, inference mode and autocast, and changes none of its numbers for them.
 
         Args:
-            prompts: chat messages, one list a group.
+            prompts: chat messages, one list a group; their content is text, or parts of text.
             responses: policy token ids, group after group, stop token included where one was sampled; may be empty.
             group_size: responses a prompt.
             gradient: False runs one forward pass only; `reward_grad` and `reward_embedding` are None then.
@@ -199,6 +199,7 @@ class RewardModel:
         Raises ValueError for a prompt that the template refuses, that has ids without embedding, or that leaves no room for a
         token of an answer in the model's context (unless `on_overflow` is neutral).
         """
+        prompts = conversations(prompts)
         names = [name_prompt(index, prompt) for index, prompt in enumerate(prompts)]
         template = self._rows.template
         frames = [template.frame(prompt, name) for prompt, name in zip(prompts, names, strict=True)]
@@ -246,6 +247,7 @@ class RewardModel:
         self, prompts: Sequence[Messages], responses: Sequence[Sequence[int]], group_size: int, stops: Collection[int]
     ) -> tuple[list[MappedRow], set[int], list[str]]:
         """Rows that can be read, with nothing mapped in those that are left out; which those are; what the prompts are called."""
+        prompts = conversations(prompts)
         check_batch(prompts, responses, group_size, self._vocab_size)
         names = [name_prompt(index, prompt) for index, prompt in enumerate(prompts)]
         rows = self._rows.build(prompts, names, responses, group_size, stops)
