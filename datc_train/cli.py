@@ -31,8 +31,8 @@ Example: datc train --config quickstart --method grpo --steps 8 --run_dir runs/f
 """
 
 DOCTOR_HELP = """Say which kernels run here and why others do not; with --config, whether the run would start: devices, prompts,
-models, tokenizers id by id, stop ids, score head, context, memory. Only configs and tokenizers are loaded. Status 2 if
-something would stop the run.
+models, tokenizers id by id, stop ids, weights, context, memory. Configs and tokenizers are loaded, of weights their names
+and shapes. Status 2 if something would stop the run.
 
 Example: datc doctor --config quickstart --dry-run
 """

@@ -51,7 +51,8 @@ class Config:
     """A training run.
 
     Args:
-        policy: the model to train: "quickstart" (SmolLM2-135M-Instruct), "tiny" (random), a folder or a hub name.
+        policy: the model to train: "quickstart" (SmolLM2-135M-Instruct), "tiny" (random), a folder or a hub name of a causal
+            language model whose weights are all there and all used (an adapter has to be merged first).
         reward: the reward model: "quickstart", "tiny", a folder or a hub name of a sequence classifier with one label; to
             measure time, "untrained-half" and "untrained-full": layers of the quickstart's policy under a random head. Or
             "module:function", a reward function that can be imported, also from the current folder. Or a list of these: the
@@ -60,7 +61,7 @@ class Config:
         reward_timeout: seconds that a reward function may take for a rollout, after which it counts as hanging; null: no bound.
         prompts: what to train on: "quickstart" ("quickstart-long", to measure time), a file of JSON lines or Parquet, a folder
             or a Hugging Face dataset's name (these through the package datasets).
-        prompt_column: its column that holds the prompt, as text or as messages.
+        prompt_column: its column that holds the prompt, as text or as messages, whose content is text or parts of text.
         prompt_split: the split of a folder or a dataset; what has no splits takes the default only.
         system_prompt: goes in front of prompts that have none.
         eval_prompts: held-out prompts, two samples of each scored before and after training: a source as for prompts, or null.

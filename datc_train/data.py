@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from datc_train.config import Config
+from datc_train.messages import kind_of, with_text
 from datc_train.tables import has_splits, is_table, table_rows
 from datc_train.types import Messages, Prompt
 
@@ -108,7 +109,8 @@ def load_prompts(source: str | os.PathLike[str] | Sequence[Row], column: str = "
 
     A line, like a dict of the list, is an object whose `column` is the prompt: text, which becomes one user message, or
     a list of {"role", "content"}; what else it has is kept in `Prompt.columns`. A list may also hold the text or the
-    messages themselves, and Prompts, which pass through. Blank lines are skipped.
+    messages themselves, and Prompts. Content is text, or parts {"type": "text", "text"} that are put one after another
+    (`messages.with_text`). Blank lines are skipped.
 
     Raises FileNotFoundError for a file that is not there, and ValueError with file and line (or the list's index), what
     was expected and what came, for everything that is not a prompt.
@@ -171,7 +173,7 @@ def _rows(source: str | os.PathLike[str] | Sequence[Row]) -> Iterator[tuple[Row,
         yield from json_rows(Path(source))
         return
     if isinstance(source, bytes) or not isinstance(source, Iterable):
-        raise ValueError(f"prompts: expected a source's name, a path or a list of rows, got {_kind(source)}")
+        raise ValueError(f"prompts: expected a source's name, a path or a list of rows, got {kind_of(source)}")
     for index, row in enumerate(source):
         yield row, f"prompts[{index}]"
 
@@ -189,7 +191,7 @@ def json_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
         except (ValueError, RecursionError) as error:  # integers of thousands of digits are a ValueError of their own
             raise ValueError(f"{where}: expected one JSON object, got {line.strip()[:40]!r} ({error})") from None
         if not isinstance(row, dict):
-            raise ValueError(f"{where}: expected a JSON object, got {_kind(row)}")
+            raise ValueError(f"{where}: expected a JSON object, got {kind_of(row)}")
         yield row, where
 
 
@@ -211,7 +213,8 @@ def _text(path: Path) -> str:
 
 def _prompt(row: Row, column: str, where: str) -> Prompt:
     if isinstance(row, Prompt):
-        return row
+        messages = _messages(row.messages, where)
+        return row if messages == row.messages else Prompt(messages, row.columns)
     if not isinstance(row, dict):
         return Prompt(_messages(row, where))
     if column not in row:
@@ -223,30 +226,25 @@ def _prompt(row: Row, column: str, where: str) -> Prompt:
 def _messages(value: Any, where: str) -> Messages:
     messages = [{"role": "user", "content": value}] if isinstance(value, str) else value
     if not isinstance(messages, list) or not messages:
-        raise ValueError(f"{where}: expected text or a list of messages, got {_kind(value)}")
+        raise ValueError(f"{where}: expected text or a list of messages, got {kind_of(value)}")
+    read: Messages = []
     for index, message in enumerate(messages):
         at = where if isinstance(value, str) else f"{where}, message {index}"
         if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
-            raise ValueError(f"{at}: expected an object with role and content, got {_kind(message)}")
+            raise ValueError(f"{at}: expected an object with role and content, got {kind_of(message)}")
         if message["role"] not in ROLES:
             raise ValueError(f"{at}: expected a role among {', '.join(ROLES)}, got {message['role']!r}")
-        if not isinstance(message["content"], str):
-            raise ValueError(f"{at}: expected content that is text, got {_kind(message['content'])}")
+        if message["content"] is None:
+            raise ValueError(f"{at}: expected content that is text or a list of parts with text, got null")
         try:
-            message["content"].encode()
+            read.append(dict(with_text(message)))
+            read[-1]["content"].encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"{at}: expected text, got half of a surrogate pair ({error})") from None
-    if messages[-1]["role"] == "assistant":
+        except ValueError as error:
+            raise ValueError(f"{at}: {error}") from None
+    if read[-1]["role"] == "assistant":
         raise ValueError(f"{where}: expected a last message that the policy can answer, got one of the assistant's")
-    if not messages[-1]["content"].strip():
-        raise ValueError(f"{where}: expected a last message with words in it, got {messages[-1]['content']!r}")
-    return [dict(message) for message in messages]
-
-
-def _kind(value: Any) -> str:
-    """A JSON value's kind, in words for an error."""
-    if isinstance(value, dict):
-        return f"an object with {', '.join(map(repr, value)) or 'nothing'}"
-    if isinstance(value, list):
-        return f"a list of {len(value)}"
-    return "null" if value is None else repr(value)[:60]
+    if not read[-1]["content"].strip():
+        raise ValueError(f"{where}: expected a last message with words in it, got {read[-1]['content']!r}")
+    return read

@@ -1,12 +1,11 @@
 """`datc doctor`: what runs here, and whether a recipe would, before anything big loads.
 
-Models are read as their config and their tokenizer only; parameters are counted on torch's meta device.
+Models are read as their config, their tokenizer, and the names and shapes of their weights; they stay on torch's meta device.
 """
 
 from __future__ import annotations
 
 import copy
-import json
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -25,6 +24,7 @@ from datc_train.data import find_eval_prompts, find_train_prompts, of_eval_promp
 from datc_train.memory_estimate import estimate
 from datc_train.models import REWARDS, base_folder, load_policy, load_reward, named_errors, resolve_device, reward_device
 from datc_train.policy import Policy
+from datc_train.pretrained import causal_model, classifier, classifier_config, has_weights_here
 from datc_train.reward import RewardModel
 from datc_train.reward.token_bytes import token_bytes
 from datc_train.rewards import has_function, is_function, load_function, load_rewards, models_of, reward_items
@@ -159,6 +159,7 @@ def _run(report: Report, config: Config) -> None:
     with report.check("policy"):
         policy, tokenizer = _outline(config.policy, "policy")
         report.add("policy", _described(policy))
+        _weights(report, config.policy, "policy")
         outline = copy.deepcopy(policy).to(getattr(torch, config.dtype))  # a copy: adapters stay in the model
         actor = load_policy(config, torch.device("meta"), outline, tokenizer)
     if actor is not None:
@@ -171,7 +172,8 @@ def _run(report: Report, config: Config) -> None:
                 report.add("reward", f"the function {name}")
                 continue
             outlines[name] = _outline(name, "reward")
-            _reward(report, name, outlines[name][0])
+            report.add("reward", _described(outlines[name][0]))
+            _weights(report, name, "reward")
         if tokenizer is not None:
 
             def load(alone: Config) -> RewardModel:
@@ -204,14 +206,19 @@ def _outline(name: str, key: str) -> tuple[Any, Any]:
     if name == "tiny":
         return quickstart.load_tiny_policy() if key == "policy" else quickstart.load_tiny_reward_model()
     layers = None
-    packaged = name == "quickstart" or (key == "reward" and name in REWARDS)
+    packaged = _is_packaged(name, key)
+    if not packaged and has_weights_here(name):
+        read = causal_model if key == "policy" else classifier
+        with named_errors(key, name):
+            return read(name, torch.float32, outline=True), AutoTokenizer.from_pretrained(name)
     if packaged:
         from datc_train.quickstart.smollm2 import policy_path
 
         layers = None if key == "policy" or name == "untrained-full" else 14
         name = str(policy_path())
     with named_errors(key, name):
-        settings, tokenizer = AutoConfig.from_pretrained(name), AutoTokenizer.from_pretrained(name)
+        read_config = AutoConfig.from_pretrained if key == "policy" or packaged else classifier_config
+        settings, tokenizer = read_config(name), AutoTokenizer.from_pretrained(name)
     if layers is not None:
         settings.num_hidden_layers = layers
     if packaged and key == "reward":
@@ -222,6 +229,19 @@ def _outline(name: str, key: str) -> tuple[Any, Any]:
     with suppress(OSError):  # without one of its own it is made of the config, as transformers does
         model.generation_config = GenerationConfig.from_pretrained(name)
     return model, tokenizer
+
+
+def _is_packaged(name: str, key: str) -> bool:
+    return name in ("quickstart", "tiny") or (key == "reward" and name in REWARDS)
+
+
+def _weights(report: Report, name: str, key: str) -> None:
+    if _is_packaged(name, key):
+        report.add(f"{key} weights", "come with the package")
+    elif has_weights_here(name):
+        report.add(f"{key} weights", "all there, with the shapes of the config, and all used")
+    else:
+        report.add(f"{key} weights", f"not looked at: {name} has not been downloaded", "note")
 
 
 def _policy(report: Report, config: Config, actor: Policy, prompts: list[Prompt], eval_prompts: list[Prompt]) -> None:
@@ -245,23 +265,6 @@ def _policy(report: Report, config: Config, actor: Policy, prompts: list[Prompt]
             report.add("context", text)
 
 
-def _reward(report: Report, name: str, model: Any) -> None:
-    labels = model.config.num_labels
-    if labels != 1:
-        raise ValueError(f"reward: expected num_labels=1, got {labels}")
-    report.add("reward", _described(model))
-    if name in REWARDS:
-        report.add("score head", "comes with the package")
-        return
-    stored = _stored_names(Path(name))
-    if stored is None:
-        report.add("score head", "not looked for: the weights are not in a local folder", "note")
-    elif any(name.split(".")[-2:] == ["score", "weight"] for name in stored):
-        report.add("score head", "is in the checkpoint")
-    else:
-        report.add("score head", "the checkpoint has none: it would be random", "wrong")
-
-
 def _reading(report: Report, config: Config, reward: RewardModel, prompts: list[Prompt], eval_prompts: list[Prompt]) -> None:
     """How the reward model reads the policy."""
     vocabulary = reward.policy_vocabulary
@@ -278,19 +281,6 @@ def _reading(report: Report, config: Config, reward: RewardModel, prompts: list[
     otherwise = "stop the run" if config.reward_on_overflow == "error" else "are left out"
     text = f"longest row {longest} tokens before the answer, in a context of {reward.context}"
     report.add("reward context", text if fits else f"{text}: longer ones {otherwise}", "ok" if fits else "note")
-
-
-def _stored_names(folder: Path) -> set[str] | None:
-    """Names of the tensors in a local checkpoint, from its headers; None where there are no safetensors."""
-    from safetensors import safe_open
-
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-    if not (folder / "model.safetensors").is_file():
-        return None
-    with safe_open(folder / "model.safetensors", framework="pt") as file:
-        return set(file.keys())
 
 
 def _memory(report: Report, config: Config, policy: Any, actor: Policy, reward: Any) -> None:

@@ -12,10 +12,11 @@ from jinja2.exceptions import TemplateError
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from datc_train.config import Config, Lora
 from datc_train.policy import Policy, check_dropout, take_policy
+from datc_train.pretrained import causal_model
 from datc_train.reward import RewardModel
 
 REWARDS = ("quickstart", "tiny", "untrained-half", "untrained-full")  # names that are no folder and no hub name
@@ -157,13 +158,17 @@ def load_reward(
 
 
 def load_causal(name: str, dtype: torch.dtype, device: torch.device) -> tuple[Any, PreTrainedTokenizerBase]:
+    """The model of a config's `policy` and its tokenizer; a folder's or the hub's is on the CPU still.
+
+    Raises ValueError, beginning with `policy`, as `causal_model`.
+    """
     if name in ("quickstart", "tiny"):
         from datc_train import quickstart
 
         load = quickstart.load_policy if name == "quickstart" else quickstart.load_tiny_policy
         return load(dtype=dtype, device=str(device))
     with named_errors("policy", name):
-        return AutoModelForCausalLM.from_pretrained(name, dtype=dtype), AutoTokenizer.from_pretrained(name)
+        return causal_model(name, dtype), AutoTokenizer.from_pretrained(name)
 
 
 @contextmanager
@@ -171,5 +176,8 @@ def named_errors(key: str, name: str) -> Iterator[None]:
     """Says which key of the config could not be loaded: its name, an unfinished download, another kind of model."""
     try:
         yield
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
+        said = str(error).removeprefix("path: ")
+        if said.startswith("expected "):
+            raise ValueError(f"{key}: {said}") from error
         raise ValueError(f"{key}: expected quickstart, tiny, a folder or a hub name, got {name!r}: {error}") from error

@@ -27,6 +27,7 @@ from datc_train.credit_point import CreditPoint, Kind
 from datc_train.integrations.token_advantages import TokenAdvantages, token_advantages
 from datc_train.policy import Policy, take_policy
 from datc_train.reward import RewardModel
+from datc_train.reward.checks import conversations
 from datc_train.reward.functions import name_of
 from datc_train.reward.several import JoinedTables, distinct_names, weighted_sum
 from datc_train.rollout.policy_mode import sampling_mode
@@ -169,6 +170,7 @@ class DATCTrainer(GRPOTrainer):
         training = self.model.training
         for recorder in self._recorders.values():
             recorder.gradient = training
+        inputs = [row | {"prompt": _with_text(row["prompt"])} for row in inputs]
         output = super()._generate_and_score_completions(inputs)
         taken = {i: recorder.take() for i, recorder in self._recorders.items()}
         responses = next(iter(taken.values()))[1]
@@ -331,6 +333,11 @@ class DATCTrainer(GRPOTrainer):
                     else:
                         del by_name[name]
         return derivative
+
+
+def _with_text(prompt: Any) -> Any:
+    """Parts of text as text, before TRL gives them to a chat template that may know text alone."""
+    return prompt if isinstance(prompt, str) else conversations([prompt])[0]
 
 
 class _Recorder:

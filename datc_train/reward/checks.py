@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from datc_train.messages import with_text
 from datc_train.types import Messages
 
 _SHOWN = 60
@@ -16,8 +17,24 @@ def name_prompt(index: int, prompt: Sequence[dict[str, Any]]) -> str:
     return f"prompt {index} ({text if len(text) <= _SHOWN else text[:_SHOWN] + '…'!r})"
 
 
+def conversations(prompts: Sequence[Sequence[dict[str, Any]]]) -> list[Messages]:
+    """The prompts with their content as text (`messages.with_text`).
+
+    Raises ValueError, beginning with `prompts`, for what is no list of messages and for content that is not text.
+    """
+    read = []
+    for index, prompt in enumerate(prompts):
+        if not isinstance(prompt, Sequence) or not prompt or not all(_is_message(message) for message in prompt):
+            raise ValueError(f"prompts: expected lists of {{'role', 'content'}} messages, got {prompt!r} at {index}")
+        try:
+            read.append([with_text(message) for message in prompt])
+        except ValueError as error:
+            raise ValueError(f"prompts: {error} in prompt {index}") from None
+    return read
+
+
 def check_batch(prompts: Any, responses: Any, group_size: int, vocab_size: int) -> None:
-    """Raises ValueError unless these are G responses, lists of ids below `vocab_size`, to each list of messages."""
+    """Raises ValueError unless these are G responses, lists of ids below `vocab_size`, to each of `conversations`."""
     if type(group_size) is not int or group_size < 1:
         raise ValueError(f"group_size: expected an int of at least 1, got {group_size!r}")
     if len(responses) != len(prompts) * group_size:
@@ -26,8 +43,6 @@ def check_batch(prompts: Any, responses: Any, group_size: int, vocab_size: int) 
             f"responses, got {len(responses)}"
         )
     for index, prompt in enumerate(prompts):
-        if not isinstance(prompt, Sequence) or not prompt or not all(_is_message(message) for message in prompt):
-            raise ValueError(f"prompts: expected lists of {{'role', 'content'}} messages, got {prompt!r} at {index}")
         if prompt[-1]["role"] == "assistant":
             raise ValueError(f"prompts: expected the last message not to be the assistant's in {name_prompt(index, prompt)}")
     for index, response in enumerate(responses):
@@ -58,15 +73,15 @@ def check_call(
             "prompts: expected as many as completions and completion_ids, got "
             f"{len(prompts)}, {len(completions)} and {len(completion_ids)}"
         )
-    messages = [[{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt for prompt in prompts]
+    messages = conversations([[{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt for prompt in prompts])
     check_batch(messages, completion_ids, 1, vocab_size)
     spelled = []
     for index, (completion, ids) in enumerate(zip(completions, completion_ids, strict=True)):
         if not isinstance(completion, str):
             if len(completion) != 1:
                 raise ValueError(f"completions: expected one assistant message each, got {len(completion)} at {index}")
-            completion = completion[0]["content"]
-        words = _letters(str(completion))
+            completion = _text(completion[0], index)
+        words = _letters(completion)
         if words:
             spelled.append(words in _letters(text_of(ids)))
     if spelled and not any(spelled):
@@ -75,6 +90,13 @@ def check_call(
             "the policy has another tokenizer"
         )
     return messages
+
+
+def _text(completion: dict[str, Any], index: int) -> str:
+    try:
+        return str(with_text(completion)["content"] or "")
+    except ValueError as error:
+        raise ValueError(f"completions: {error} in completion {index}") from None
 
 
 def _letters(text: str) -> str:

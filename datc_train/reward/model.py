@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from datc_train.credit_point import EMBEDDING, CreditPoint, Kind
 from datc_train.prefix import why_not_shared
-from datc_train.reward.checks import check_batch, check_call, name_prompt
+from datc_train.pretrained import classifier
+from datc_train.reward.checks import check_batch, check_call, conversations, name_prompt
 from datc_train.reward.classifier import embedding_table, take_apart
 from datc_train.reward.frozen import frozen_table
 from datc_train.reward.gradient_point import turns
@@ -109,24 +110,14 @@ class RewardModel:
         """Load model and tokenizer from a folder or a hub name; `dtype="auto"` keeps the checkpoint's.
 
         Raises:
-            ValueError: num_labels is not 1, or parameters (the score head above all) that the checkpoint does not hold
-                and that would be random.
+            ValueError: num_labels is not 1; an adapter without its base; parameters (the score head above all) that the
+                checkpoint does not hold and that would be random, has in another shape, or holds and the classifier does not
+                use (a language model's `lm_head` may be there).
         """
-        config = AutoConfig.from_pretrained(path)
-        if config.num_labels != 1:
-            raise ValueError(
-                f"path: expected a reward model with num_labels=1, got num_labels={config.num_labels} in {path} "
-                f"(architectures {config.architectures})"
-            )
-        model, report = AutoModelForSequenceClassification.from_pretrained(
-            path, config=config, dtype=dtype, output_loading_info=True
-        )
-        random = sorted([*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])])
-        if random:
-            raise ValueError(
-                f"path: expected a trained reward model, got a checkpoint without {', '.join(random[:5])} "
-                f"({len(random)} newly initialised) in {path}"
-            )
+        try:
+            model = classifier(path, dtype)
+        except ValueError as error:
+            raise ValueError(f"path: {error}") from error
         return cls(
             model.to(device),
             AutoTokenizer.from_pretrained(path),
@@ -167,7 +158,7 @@ class RewardModel:
         Works under the caller's no_grad, inference mode and autocast, and changes none of its numbers for them.
 
         Args:
-            prompts: chat messages, one list a group.
+            prompts: chat messages, one list a group; their content is text, or parts of text.
             responses: policy token ids, group after group, stop token included where one was sampled; may be empty.
             group_size: responses a prompt.
             gradient: False runs one forward pass only; `reward_grad` and `reward_embedding` are None then.
@@ -216,6 +207,7 @@ class RewardModel:
         Raises ValueError for a prompt that the template refuses, that has ids without embedding, or that leaves no room for a
         token of an answer in the model's context (unless `on_overflow` is neutral).
         """
+        prompts = conversations(prompts)
         names = [name_prompt(index, prompt) for index, prompt in enumerate(prompts)]
         template = self._rows.template
         frames = [template.frame(prompt, name) for prompt, name in zip(prompts, names, strict=True)]
@@ -266,6 +258,7 @@ class RewardModel:
         self, prompts: Sequence[Messages], responses: Sequence[Sequence[int]], group_size: int, stops: Collection[int]
     ) -> tuple[list[MappedRow], set[int], list[str]]:
         """Rows that can be read, with nothing mapped in those that are left out; which those are; what the prompts are called."""
+        prompts = conversations(prompts)
         check_batch(prompts, responses, group_size, self._vocab_size)
         names = [name_prompt(index, prompt) for index, prompt in enumerate(prompts)]
         rows = self._rows.build(prompts, names, responses, group_size, stops)

@@ -68,7 +68,10 @@ def test_lists() -> None:
             "message 0: expected an object with role and content, got an object with 'role'",
         ),
         ({"prompt": [{"role": "human", "content": "a"}]}, "message 0: expected a role among system, user, assistant"),
-        ({"prompt": [{"role": "user", "content": ["a"]}]}, "message 0: expected content that is text, got a list of 1"),
+        (
+            {"prompt": [{"role": "user", "content": ["a"]}]},
+            "message 0: expected parts with a type, {'type': 'text', 'text': ...}, got 'a' as part 0",
+        ),
         (
             {"prompt": [USER, {"role": "assistant", "content": "a"}]},
             "expected a last message that the policy can answer",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,6 +36,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return root / "policy", root / "reward"
 
 
+def outlined(load: Any, *args: Any, **options: Any) -> Any:
+    assert options["device_map"] == "meta"
+    return load(*args, **options)
+
+
 def test_every_backend_is_there_or_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     main(["doctor"])
     said = capsys.readouterr().out
@@ -45,7 +52,7 @@ def test_a_recipe_that_would_run(folders: tuple[Path, Path], tmp_path: Path) -> 
     seen = findings(TINY | {"policy": str(folders[0]), "reward": str(folders[1]), "run_dir": str(tmp_path / "r")})
     assert not [finding for finding in seen.values() if finding.state == "wrong"]
     assert "id by id" in seen["vocabularies"].text
-    assert "is in the checkpoint" in seen["score head"].text
+    assert seen["policy weights"].text == seen["reward weights"].text == "all there, with the shapes of the config, and all used"
     assert "<|im_end|>" in seen["stop ids"].text
     assert not (tmp_path / "r").exists()
 
@@ -57,10 +64,11 @@ def test_what_comes_with_the_package_would_run(reward: str) -> None:
 
 
 def test_nothing_big_is_read(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names and shapes of the weights are read onto the meta device; what is packaged, not at all."""
     for kind in (AutoModelForCausalLM, AutoModelForSequenceClassification):
-        monkeypatch.setattr(kind, "from_pretrained", None)
-    seen = findings(TINY | {"policy": str(folders[0]), "reward": str(folders[1])})
-    assert seen["memory"].state == "ok"
+        monkeypatch.setattr(kind, "from_pretrained", partial(outlined, kind.from_pretrained))
+    for models in ({"policy": str(folders[0]), "reward": str(folders[1])}, {"policy": "quickstart", "reward": "quickstart"}):
+        assert findings(TINY | models)["memory"].state == "ok"
 
 
 @pytest.mark.parametrize(
@@ -103,12 +111,13 @@ def test_a_reward_model_without_head_or_with_two_labels(folders: tuple[Path, Pat
     AutoModelForCausalLM.from_pretrained(folders[0]).save_pretrained(tmp_path / "headless")
     AutoTokenizer.from_pretrained(folders[0]).save_pretrained(tmp_path / "headless")
     settings.save_pretrained(tmp_path / "headless")
-    found = findings(TINY | {"reward": str(tmp_path / "headless")})["score head"]
+    found = findings(TINY | {"reward": str(tmp_path / "headless")})["reward"]
     assert found.state == "wrong"
+    assert "without score.weight (1 newly initialised)" in found.text
     settings.num_labels = 2
     settings.save_pretrained(tmp_path / "headless")
     found = findings(TINY | {"reward": str(tmp_path / "headless")})["reward"]
-    assert "expected num_labels=1, got 2" in found.text
+    assert "num_labels=1, got num_labels=2" in found.text
 
 
 def test_doctor_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
