@@ -1,6 +1,7 @@
 """What rounding may do to the numbers of the tiny models, in float32.
 
-They have two layers over 64 numbers: 3 x 64 and 64 into attention, 2 x 64 and 128 through the feed-forward layer, 64 at the head.
+The reward model, the larger one, has two layers over 96 numbers: 3 x 96 and 96 into attention, 2 x 96 and 192 through the
+feed-forward layer, 96 at the head. (The policy has 64 instead of 96.)
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from datc_kernels.testing.rounding import rounding
 
-TERMS = 2 * (4 * 64 + 2 * 64 + 128) + 64  # `rounding.terms` of them
+TERMS = 2 * (4 * 96 + 2 * 96 + 192) + 96  # `rounding.terms` of them
 FORWARD = rounding(length=TERMS)  # a score or a log-probability, which are near 1
 GRADIENT = rounding(length=2 * TERMS + 256)  # forwards, backwards, and a sum over a batch's tokens; of the norm or the largest
 NORM = rounding(length=2 * TERMS + 256, condition=4)  # a norm of gradients, of responses of either sign
