@@ -23,7 +23,6 @@ from torch import Tensor
 from datc_train.disk import written
 
 STATE = "trainer_state.pt"
-NONE_YET = "there is none yet, and --resume auto begins again"
 
 
 def save_checkpoint(run: Path, step: int, model: Any, tokenizer: Any, optimizer: Any, schedule: Any) -> Path:
@@ -34,9 +33,11 @@ def save_checkpoint(run: Path, step: int, model: Any, tokenizer: Any, optimizer:
     final = _folder(run) / f"{step:06d}"
     temporary = final.with_name(final.name + ".tmp")
     whole = checkpoints(run)
-    last = f"the last whole one is {whole[-1]}, from which --resume auto goes on" if whole else NONE_YET
+    hint = f"{run} has none yet; --resume auto begins it again"
+    if whole:
+        hint = f"the last whole one is {whole[-1]}, from which --resume auto goes on"
     try:
-        with written(f"the checkpoint of step {step} in {run}", last):
+        with written(f"the checkpoint of step {step}", hint):
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
             options = {"save_embedding_layers": False} if hasattr(model, "peft_config") else {}
