@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from datc_train.messages import asked, started_answer
 from datc_train.reward import RewardModel
 from datc_train.rollout import Sampler
 from datc_train.score import RewardFunction, score_rollout
@@ -18,8 +19,16 @@ def best_step(evaluations: list[dict[str, Any]]) -> int | None:
     return max(trained, key=lambda line: (line["reward_mean"], -line["step"]))["step"] if trained else None
 
 
+def _prompt(prompt: Prompt) -> dict[str, str]:
+    started = started_answer(prompt.messages)
+    return {"prompt": asked(prompt.messages), **({} if started is None else {"started": started})}
+
+
 def evaluate(step: int, sampler: Sampler, reward: RewardModel | RewardFunction, prompts: list[Prompt]) -> dict[str, Any]:
-    """A line of eval.jsonl: two samples a prompt at the training temperature, scored without gradient; the first is kept."""
+    """A line of eval.jsonl: two samples a prompt at the training temperature, scored without gradient; the first is kept.
+
+    `started`, where a prompt has it, is the start of the answer that `response` goes on with.
+    """
     sampler.sync(step)
     rollout = sampler.sample(prompts, seed=_SEED)
     scored = score_rollout(reward, rollout, sampler.tokenizer, sampler.stop_ids, gradient=False)
@@ -32,7 +41,7 @@ def evaluate(step: int, sampler: Sampler, reward: RewardModel | RewardFunction, 
         "finished": float(rollout.finished.double().mean()),
         "samples": [
             {
-                "prompt": rollout.prompts[i // rollout.group_size].messages[-1]["content"],
+                **_prompt(rollout.prompts[i // rollout.group_size]),
                 "response": sampler.tokenizer.decode(parts[i], skip_special_tokens=True),
                 "reward": float(scored.score[i]),
             }
