@@ -24,8 +24,9 @@ from datc_train.usage_errors import plain, unknown_key
 DESCRIPTION = "Train a language model with direction-aware token credit (DATC) or GRPO, and look at what it did."
 TRAIN_HELP = """Train a policy against a reward model.
 
-Keys come from the recipe given with --config, then from the command line: --key value. A recipe is a YAML file with the
-keys below, or the name of one that comes with the package: {recipes}.
+Keys come from the recipe given with --config (of several, a later one goes over an earlier one, of lora key by key), then
+from the command line, wherever they stand there: --key value. A recipe is a YAML file with the keys below, or the name of one
+that comes with the package: {recipes}.
 
 Example: datc train --config quickstart --method grpo --steps 8 --run_dir runs/first
 """
@@ -101,7 +102,7 @@ def _run(argv: list[str]) -> None:
     words = [_recipe_path(argv, i) for i in range(len(argv))]
     if words[:1] == ["bench"] and not any(word.split("=")[0] in ("--config", "--help", "-h") for word in words):
         words += ["--config", _packaged("overhead_cpu")]
-    arguments = parser.parse_args(_recipe_first(words) or ["--help"])
+    arguments = parser.parse_args(_recipes_first(words) or ["--help"])
     name = arguments.subcommand
     COMMANDS[name](commands[name], arguments[name])
 
@@ -243,7 +244,7 @@ def config_of(words: list[str]) -> Config:
     """
     _, commands = build_parser()
     parser = commands["train"]
-    words = _recipe_first(["train", *(_recipe_path(words, i) for i in range(len(words)))])[1:]
+    words = _recipes_first(["train", *(_recipe_path(words, i) for i in range(len(words)))])[1:]
     return _config(parser, parser.parse_args(words))
 
 
@@ -252,13 +253,17 @@ def recipes() -> list[str]:
     return sorted(entry.name[: -len(".yaml")] for entry in files("datc_train.recipes").iterdir() if entry.name.endswith(".yaml"))
 
 
-def _recipe_first(words: list[str]) -> list[str]:
-    """The recipe in front of the other keys: the command line has the last word, wherever --config stands."""
-    for i, word in enumerate(words[1:], start=1):
-        size = 2 if word == "--config" else 1 if word.startswith("--config=") else 0
-        if size:
-            return [words[0], *words[i : i + size], *words[1:i], *words[i + size :]]
-    return words
+def _recipes_first(words: list[str]) -> list[str]:
+    """The recipes, in their order, in front of the other keys: the command line has the last word, wherever --config stands."""
+    given: list[str] = []
+    others: list[str] = []
+    rest = iter(words[1:])
+    for word in rest:
+        if word == "--config":
+            given += [word, *([value] if (value := next(rest, None)) is not None else [])]
+        else:
+            (given if word.startswith("--config=") else others).append(word)
+    return [*words[:1], *given, *others]
 
 
 def _recipe_path(argv: list[str], index: int) -> str:

@@ -61,7 +61,8 @@ class Config:
         reward_timeout: seconds that a reward function may take for a rollout, after which it counts as hanging; null: no bound.
         prompts: what to train on: "quickstart" ("quickstart-long", to measure time), a file of JSON lines or Parquet, a folder
             or a Hugging Face dataset's name (these through the package datasets).
-        prompt_column: its column that holds the prompt, as text or as messages, whose content is text or parts of text.
+        prompt_column: its column that holds the prompt, as text or as messages, whose content is text or parts of text. A last
+            message of the assistant's is a started answer: the policy goes on from it.
         prompt_split: the split of a folder or a dataset; what has no splits takes the default only.
         system_prompt: goes in front of prompts that have none.
         eval_prompts: held-out prompts, two samples of each scored before and after training: a source as for prompts, or null.

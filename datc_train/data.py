@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from datc_train.config import Config
-from datc_train.messages import kind_of, with_text
+from datc_train.messages import kind_of, started_answer, with_text
 from datc_train.tables import has_splits, is_table, table_rows
 from datc_train.types import Messages, Prompt
 
@@ -109,7 +109,8 @@ def load_prompts(source: str | os.PathLike[str] | Sequence[Row], column: str = "
 
     A line, like a dict of the list, is an object whose `column` is the prompt: text, which becomes one user message, or
     a list of {"role", "content"}; what else it has is kept in `Prompt.columns`. A list may also hold the text or the
-    messages themselves, and Prompts. Content is text, or parts {"type": "text", "text"} that are put one after another
+    messages themselves, and Prompts. A last message of the assistant's is a started answer, from which the policy goes on.
+    Content is text, or parts {"type": "text", "text"} that are put one after another
     (`messages.with_text`). Blank lines are skipped.
 
     Raises FileNotFoundError for a file that is not there, and ValueError with file and line (or the list's index), what
@@ -243,8 +244,8 @@ def _messages(value: Any, where: str) -> Messages:
             raise ValueError(f"{at}: expected text, got half of a surrogate pair ({error})") from None
         except ValueError as error:
             raise ValueError(f"{at}: {error}") from None
-    if read[-1]["role"] == "assistant":
-        raise ValueError(f"{where}: expected a last message that the policy can answer, got one of the assistant's")
+    if len(read) == 1 and started_answer(read) is not None:
+        raise ValueError(f"{where}: expected a message before the started answer (a last one of the assistant's), got none")
     if not read[-1]["content"].strip():
         raise ValueError(f"{where}: expected a last message with words in it, got {read[-1]['content']!r}")
     return read

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from datc_train.messages import asked, started_answer
 from datc_train.metrics import part_metrics, part_scores
 from datc_train.rollout import Sampler
 from datc_train.score import Reward, score_rollout
@@ -18,10 +19,17 @@ def best_step(evaluations: list[dict[str, Any]]) -> int | None:
     return max(trained, key=lambda line: (line["reward_mean"], -line["step"]))["step"] if trained else None
 
 
+def _prompt(prompt: Prompt) -> dict[str, str]:
+    started = started_answer(prompt.messages)
+    return {"prompt": asked(prompt.messages), **({} if started is None else {"started": started})}
+
+
 def evaluate(step: int, sampler: Sampler, reward: Reward, prompts: list[Prompt]) -> dict[str, Any]:
     """A line of eval.jsonl: two samples a prompt at the training temperature, scored without gradient; the first is kept.
 
     Of several rewards also reward_<name>_mean and reward_<name>_std, and each sample's `rewards`, as in metrics and samples.
+
+    `started`, where a prompt has it, is the start of the answer that `response` goes on with.
     """
     sampler.sync(step)
     rollout = sampler.sample(prompts, seed=_SEED)
@@ -36,7 +44,7 @@ def evaluate(step: int, sampler: Sampler, reward: Reward, prompts: list[Prompt])
         "finished": float(rollout.finished.double().mean()),
         "samples": [
             {
-                "prompt": rollout.prompts[i // rollout.group_size].messages[-1]["content"],
+                **_prompt(rollout.prompts[i // rollout.group_size]),
                 "response": sampler.tokenizer.decode(parts[i], skip_special_tokens=True),
                 "reward": float(scored.score[i]),
                 **part_scores(scored, i),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from datc_train.types import Messages
+if TYPE_CHECKING:  # a report is made without torch
+    from datc_train.types import Messages
 
 
 def with_text(message: dict[str, Any]) -> dict[str, Any]:
@@ -38,8 +39,16 @@ def _joined(parts: Any) -> str:
 
 
 def started_answer(messages: Messages) -> str | None:
-    """The text from which the answer goes on: what a last message of the assistant's holds; None where there is none."""
+    """The text from which the answer goes on, a last message of the assistant's; None where the answer is a turn of its own."""
     return messages[-1]["content"] if messages[-1]["role"] == "assistant" else None
+
+
+def answered(messages: Messages, text: str) -> Messages:
+    """The conversation with an answer: a turn of its own, or the started answer with `text` behind it."""
+    started = started_answer(messages)
+    if started is None:
+        return [*messages, {"role": "assistant", "content": text}]
+    return [*messages[:-1], messages[-1] | {"content": started + text}]
 
 
 def asked(messages: Sequence[dict[str, Any]]) -> str:

@@ -41,7 +41,10 @@ def summary(metrics: list[dict[str, Any]], evaluations: list[dict[str, Any]], fo
             f"length {a['length_mean']:.0f} -> {b['length_mean']:.0f}, finished {a['finished']:.0%} -> {b['finished']:.0%}."
         )
         for before, after in list(zip(a["samples"], b["samples"], strict=True))[:3]:
-            lines += [f"  Q: {before['prompt']}", f"    before: {before['response']}", f"    after:  {after['response']}"]
+            lines.append(f"  Q: {before['prompt']}")
+            if "started" in before:
+                lines.append(f"    begun:  {before['started']}")
+            lines += [f"    before: {before['response']}", f"    after:  {after['response']}"]
     cut = statistics.mean(line["frac_truncated"] for line in metrics)
     left_out = [line["frac_groups_left_out"] for line in metrics if line.get("frac_groups_left_out") is not None]
     if left_out and statistics.mean(left_out) > 0:

@@ -15,6 +15,7 @@ from datc_train.config import Config
 from datc_train.credit import METHODS
 from datc_train.lesson import Lesson, Shares
 from datc_train.losses import LOSSES, count_responses, count_tokens, importance_weights
+from datc_train.messages import asked
 from datc_train.micro_batches import MicroBatch, micro_batches
 from datc_train.optimizer import adamw_step_norm
 from datc_train.passes import head
@@ -154,5 +155,5 @@ def _mean_difference(sampler: Tensor, training: Tensor) -> float | None:
 
 def _name(rollout: Rollout, batch: MicroBatch) -> str:
     indices = sorted({i // rollout.group_size for i in batch.responses.tolist()})
-    first = rollout.prompts[indices[0]].messages[-1]["content"]
+    first = asked(rollout.prompts[indices[0]].messages)
     return f"prompts {indices} of the step, the first is {first[:80]!r}"

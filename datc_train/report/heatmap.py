@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from datc_train.messages import asked, started_answer
 from datc_train.report.groups import Group
 from datc_train.report.runs import Run, SampleRef
 
@@ -46,6 +47,7 @@ class Exhibit:
 
     prompt: str
     panels: tuple[Panel, ...]
+    started: str | None = None  # what the responses go on from, where the prompt has begun the answer
 
 
 def choose_exhibits(groups: list[Group]) -> list[Exhibit]:
@@ -76,7 +78,7 @@ def _compare(shown: list[tuple[Group, Run]], step: int, prompt: str) -> Exhibit:
     for group, run in shown:
         best = _best([ref for ref in run.samples if (ref.step, ref.prompt) == (step, prompt)])
         panels.append(make_panel(best.read(), run, group.label))
-    return Exhibit(_last_message(prompt), tuple(panels))
+    return _exhibit(prompt, panels)
 
 
 def _extremes(run: Run, step: int, label: str) -> list[Exhibit]:
@@ -86,19 +88,20 @@ def _extremes(run: Run, step: int, label: str) -> list[Exhibit]:
     picked = [best] if best == worst else [best, worst]
     panels = {ref: make_panel(ref.read(), run, label) for ref in picked}
     prompts = dict.fromkeys(ref.prompt for ref in picked)
-    return [Exhibit(_last_message(p), tuple(panels[ref] for ref in picked if ref.prompt == p)) for p in prompts]
+    return [_exhibit(p, [panels[ref] for ref in picked if ref.prompt == p]) for p in prompts]
 
 
 def _best(refs: list[SampleRef], sign: int = 1) -> SampleRef:
     return max(refs, key=lambda ref: -math.inf if math.isnan(ref.advantage) else sign * ref.advantage)
 
 
-def _last_message(prompt: str) -> str:
+def _exhibit(prompt: str, panels: list[Panel]) -> Exhibit:
     messages = json.loads(prompt)
     try:
-        return str(messages[-1]["content"])
-    except (TypeError, LookupError):  # not chat messages
-        return "" if messages is None else str(messages)
+        started = started_answer(messages)
+        return Exhibit(asked(messages), tuple(panels), None if started is None else str(started))
+    except (TypeError, LookupError, AttributeError):  # not chat messages
+        return Exhibit("" if messages is None else str(messages), tuple(panels))
 
 
 def make_panel(line: dict[str, Any], run: Run, label: str) -> Panel:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from datc_train.messages import with_text
+from datc_train.messages import asked, with_text
 from datc_train.types import Messages
 
 _SHOWN = 60
 
 
 def name_prompt(index: int, prompt: Sequence[dict[str, Any]]) -> str:
-    """How an error calls a prompt: its number and the start of its last message."""
-    text = str(prompt[-1].get("content", ""))
+    """How an error calls a prompt: its number and the start of what is asked."""
+    text = asked(prompt)
     return f"prompt {index} ({text if len(text) <= _SHOWN else text[:_SHOWN] + '…'!r})"
 
 
@@ -42,9 +42,6 @@ def check_batch(prompts: Any, responses: Any, group_size: int, vocab_size: int) 
             f"responses: expected {len(prompts)} prompts x group_size {group_size} = {len(prompts) * group_size} "
             f"responses, got {len(responses)}"
         )
-    for index, prompt in enumerate(prompts):
-        if prompt[-1]["role"] == "assistant":
-            raise ValueError(f"prompts: expected the last message not to be the assistant's in {name_prompt(index, prompt)}")
     for index, response in enumerate(responses):
         if not isinstance(response, list | tuple) or not all(type(token) is int for token in response):
             raise ValueError(f"responses: expected lists of int (tensors: `.tolist()`), got {type(response).__name__} at {index}")
@@ -63,7 +60,10 @@ def check_call(
     text_of: Callable[[Sequence[int]], str],
     vocab_size: int,
 ) -> list[Messages]:
-    """The prompts of a reward-function call as messages.
+    """The prompts of a reward-function call as messages; behind a last one of the assistant's the answer is one more turn.
+
+    So TRL (1.16) samples it: the template closes that message and opens another. An empty message of the assistant's stands for
+    it.
 
     Raises ValueError for columns of unequal length, completions of several messages, and where the ids spell none of the
     completions. (One that differs alone proves nothing: trainers take thoughts out of the text.)
@@ -74,6 +74,7 @@ def check_call(
             f"{len(prompts)}, {len(completions)} and {len(completion_ids)}"
         )
     messages = conversations([[{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt for prompt in prompts])
+    messages = [m if m[-1]["role"] != "assistant" else [*m, {"role": "assistant", "content": ""}] for m in messages]
     check_batch(messages, completion_ids, 1, vocab_size)
     spelled = []
     for index, (completion, ids) in enumerate(zip(completions, completion_ids, strict=True)):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from datc_train.messages import started_answer
 from datc_train.reward.mapping import Positions, decode, map_response, map_spans, row_byte_of, row_spans
 from datc_train.reward.rows import RowTemplate, without_stop
 from datc_train.reward.vocabulary import PolicyVocabulary
@@ -30,7 +31,8 @@ class RowBuilder:
         template: the reward model's.
         reward_bytes: bytes of every reward id (`token_bytes`).
         policy: what the response ids are.
-        response_prefix: text that the policy's prompt had already put at the head of its answer (`<think>\\n`).
+        response_prefix: text that the policy's template had already put at the head of its answer (`<think>\\n`). It writes none
+            before a started answer (a last message of the assistant's), which is in the head of the row.
     """
 
     def __init__(
@@ -61,17 +63,25 @@ class RowBuilder:
         frames = [self.template.frame(prompt, name) for prompt, name in zip(prompts, names, strict=True)]
         stops = frozenset(stop_ids) | self._policy.own_ids(self.template.closing_ids(frames))
 
+        started = [(started_answer(prompt) or "").encode() for prompt in prompts]
+
         all_pieces, regions, row_bytes = [], [], []
         for index, response in enumerate(responses):
             group = index // group_size
             content = without_stop(response, stops)
             pieces = self._pieces(content)
-            source = self._prefix + b"".join(pieces)
+            prefix = b"" if started[group] else self._prefix
+            source = prefix + b"".join(pieces)
             text, places = decode(source)
             region = self.template.region(prompts[group], text, frames[group])
+            if started[group] and region.text[: region.start] != frames[group].head:
+                # The template has moved the answer's start (into a thought, say): the region holds some of it.
+                prefix = started[group]
+                source = prefix + source
+                text, places = decode(source)
             all_pieces.append(pieces + [b""] * (len(response) - len(content)))
             regions.append(region)
-            row_bytes.append(row_byte_of(source, text, places, region)[len(self._prefix) :])
+            row_bytes.append(row_byte_of(source, text, places, region)[len(prefix) :])
 
         rows = self.template.tokenize([region.text for region in regions])
         mapped = []

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from datc_train.credit_point import EMBEDDING, CreditPoint, Kind
+from datc_train.messages import started_answer
 from datc_train.prefix import why_not_shared
 from datc_train.pretrained import classifier
 from datc_train.reward.checks import check_batch, check_call, conversations, name_prompt
@@ -49,7 +50,8 @@ class RewardModel:
         max_tokens_per_batch: bound of rows x longest row in one pass of the model. Memory grows with it, scores do not
             depend on it beyond rounding. Where memory runs out it is halved, with a warning, and stays so.
         response_prefix: text that the policy's prompt already puts at the head of its answer and that the sampled ids
-            therefore lack (`"<think>\\n"`); it goes in front of every response in the reward model's row.
+            therefore lack (`"<think>\\n"`); it goes in front of every response in the reward model's row, but for those of
+            prompts that have started the answer themselves.
         on_overflow: what a row longer than the model's context is. "error": a ValueError before anything runs. "neutral":
             not read; its score is the mean of the group's others (0 where there are none), so that it teaches nothing,
             none of its tokens is mapped, and a warning says so once. It is never cut.
@@ -158,7 +160,8 @@ class RewardModel:
         Works under the caller's no_grad, inference mode and autocast, and changes none of its numbers for them.
 
         Args:
-            prompts: chat messages, one list a group; their content is text, or parts of text.
+            prompts: chat messages, one list a group; their content is text, or parts of text. A last message of the assistant's
+                is the start of the answer, which the responses go on with.
             responses: policy token ids, group after group, stop token included where one was sampled; may be empty.
             group_size: responses a prompt.
             gradient: False runs one forward pass only; `reward_grad` and `reward_embedding` are None then.
@@ -231,7 +234,8 @@ class RewardModel:
         """TRL's reward function: one raw score a completion, without gradient; other columns are not read.
 
         The row is built from `completion_ids`, the tokens that were trained on; a prompt that is a string is one user
-        message. A stop token at the end is recognised as in `score`.
+        message. A stop token at the end is recognised as in `score`. Behind a prompt that ends with the assistant's words the
+        answer is one more turn, as TRL (1.16) samples it, and a warning says so once; `score` goes on from those words.
 
         Raises:
             ValueError: as `score`; and completions that their ids do not spell (a policy with another tokenizer).
@@ -251,6 +255,10 @@ class RewardModel:
         arguments of `score`. Raises as the call.
         """
         messages = check_call(prompts, completions, completion_ids, self._rows.text, self._vocab_size)
+        if any(started_answer(prompt) == "" for prompt in messages):
+            self._say(
+                "a prompt ends with the assistant's words; its answer is read as one more turn, as TRL samples it", once="turn"
+            )
         size = _group_size(messages)
         return self.score(messages[::size], completion_ids, size, gradient=gradient, **point)
 

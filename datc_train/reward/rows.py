@@ -1,7 +1,7 @@
 """The row that the reward model reads: its own chat template of prompt and response.
 
-    BOS, once | prompt ...  header of the answer | the response's text | the template's closing
-                             head                   region                 tail
+    BOS, once | prompt ...  header of the answer, and its start | the response's text | the template's closing
+                             head                                  region                 tail
 
 Head and tail are what the template writes around any answer. They are found by rendering the prompt with a marker that
 no conversation holds; searching for the response in the row would find the prompt's quotation of it instead.
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from datc_train.messages import answered, asked, started_answer
 from datc_train.types import Messages
 
 _MARKER = "\U000f0000answer\U000f0000"  # private-use characters: no template trims or rewrites them
@@ -69,7 +70,8 @@ class RowTemplate:
         self.special_ids = special_ids(tokenizer)
 
     def frame(self, prompt: Messages, name: str) -> Frame:
-        """Head and tail of the rows of one prompt; `name` is what an error calls it."""
+        """Head and tail of the rows of one prompt; `name` is what an error calls it. A started answer is part of the head."""
+        _check_started(prompt, name)
         text = self._render(prompt, _MARKER)
         head, *tail = text.split(_MARKER)
         if len(tail) != 1:
@@ -114,13 +116,28 @@ class RowTemplate:
         return frozenset(ids) & self.special_ids
 
     def _render(self, prompt: Messages, response: str) -> str:
-        conversation = [*prompt, {"role": "assistant", "content": response}]
+        conversation = answered(prompt, response)
         try:
             text = self.tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=False)
         except TemplateError as error:
-            start = str(prompt[-1].get("content", ""))[:60]
+            start = asked(prompt)[:60]
             raise ValueError(f"prompts: the reward model's chat template refuses an answer to {start!r}: {error}") from error
         return text.removeprefix(self._redundant_bos)
+
+
+def _check_started(prompt: Messages, name: str) -> None:
+    started = started_answer(prompt)
+    if prompt[-1]["role"] != "assistant":
+        return
+    if len(prompt) == 1:
+        raise ValueError(
+            f"prompts: expected a message before the started answer (a last one of the assistant's), got none in {name}"
+        )
+    if not started and (started is None or prompt[-2]["role"] != "assistant"):
+        raise ValueError(
+            f"prompts: expected text in the started answer (a last message of the assistant's), got {started!r} in {name}; "
+            "without that message the answer is a turn of its own"
+        )
 
 
 def _shared(a: str, b: str) -> int:

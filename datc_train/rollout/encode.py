@@ -9,6 +9,7 @@ from jinja2.exceptions import TemplateError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from datc_train.config import RESERVED_TEMPLATE_KWARGS
+from datc_train.messages import asked, started_answer
 from datc_train.types import Prompt
 
 
@@ -19,14 +20,16 @@ def encode_prompts(
     max_prompt_tokens: int | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> tuple[tuple[int, ...], ...]:
-    """The prompts' rows: the chat template up to where the assistant begins to speak, tokenised once.
+    """The prompts' rows: the chat template up to where the assistant begins to speak, or, where the last message is the
+    assistant's, up to the end of that (`continue_final_message` of transformers), tokenised once.
 
     The template writes the BOS where there is one; the tokenizer adds no special token of its own.
     `chat_template_kwargs` (`enable_thinking=False`, say) go to the template as they are. Returns P rows of ids, not
     padded and never truncated.
 
-    Raises ValueError for a tokenizer without a chat template, for a prompt that its template refuses, for a row without
-    a token, for a row of more than `max_prompt_tokens`, and for chat_template_kwargs that are this function's own.
+    Raises ValueError for a tokenizer without a chat template, for a prompt that its template refuses, for a started answer
+    that it does not write as it is (trimmed blanks, rewritten thoughts), for a row without a token, for a row of more than
+    `max_prompt_tokens`, and for chat_template_kwargs that are this function's own.
     """
     taken = RESERVED_TEMPLATE_KWARGS & set(chat_template_kwargs or {})
     if taken:
@@ -36,13 +39,7 @@ def encode_prompts(
     rows = []
     for index, prompt in enumerate(prompts):
         try:
-            ids = tokenizer.apply_chat_template(
-                prompt.messages,
-                add_generation_prompt=True,
-                tokenize=True,
-                return_dict=False,
-                **(chat_template_kwargs or {}),
-            )
+            ids = _row(tokenizer, prompt, f"prompt {index} ({_start(prompt)})", dict(chat_template_kwargs or {}))
         except TemplateError as error:
             raise ValueError(f"prompts: the policy's chat template refuses prompt {index} ({_start(prompt)}): {error}") from error
         if not ids:
@@ -56,8 +53,30 @@ def encode_prompts(
     return tuple(rows)
 
 
+def _row(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, name: str, kwargs: dict[str, Any]) -> list[int]:
+    started = started_answer(prompt.messages)
+    if started is None:
+        return tokenizer.apply_chat_template(
+            prompt.messages, add_generation_prompt=True, tokenize=True, return_dict=False, **kwargs
+        )
+    going_on = kwargs | {"continue_final_message": True}
+    try:
+        text = tokenizer.apply_chat_template(prompt.messages, tokenize=False, **going_on)
+    except ValueError as error:
+        if not str(error).startswith("continue_final_message"):
+            raise
+        text = ""  # it is not in what the template writes
+    if not started or not text.endswith(started):
+        came = f"a row that ends with {text[-len(started) :]!r:.80}" if text else "a row without it"
+        raise ValueError(
+            f"prompts: expected a started answer that the policy's chat template writes as it is, got {started!r:.80} in {name}, "
+            f"of which it makes {came}; blanks at its ends, or thoughts in it, are written otherwise"
+        )
+    return tokenizer.apply_chat_template(prompt.messages, tokenize=True, return_dict=False, **going_on)
+
+
 def _start(prompt: Prompt) -> str:
-    return repr(prompt.messages[-1]["content"][:60])
+    return repr(asked(prompt.messages)[:60])
 
 
 def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

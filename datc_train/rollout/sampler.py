@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from datc_train.messages import asked
 from datc_train.rollout.encode import encode_prompts, stop_token_ids, support_size
 from datc_train.types import Prompt, Rollout
 
@@ -95,20 +96,20 @@ class Sampler(ABC):
             if max(row) >= embedded:
                 raise ValueError(
                     f"policy: expected ids below {embedded} (its embedding's rows) from its tokenizer, got {max(row)} in prompt "
-                    f"{index} ({prompts[index].messages[-1]['content'][:60]!r}); is this the policy's tokenizer?"
+                    f"{index} ({asked(prompts[index].messages)[:60]!r}); is this the policy's tokenizer?"
                 )
         context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         longest = max(range(len(rows)), key=lambda index: len(rows[index]), default=None)
         if context is not None and longest is not None and len(rows[longest]) >= context:
             raise ValueError(
                 f"prompts: expected fewer than {context} tokens (the policy's context), got {len(rows[longest])} in prompt "
-                f"{longest} ({prompts[longest].messages[-1]['content'][:60]!r})"
+                f"{longest} ({asked(prompts[longest].messages)[:60]!r})"
             )
         if context is not None and longest is not None and len(rows[longest]) + self.max_new_tokens > context:
             raise ValueError(
                 f"max_new_tokens: expected at most {context - len(rows[longest])} beside the longest prompt's "
                 f"{len(rows[longest])} tokens in the model's context of {context}, got {self.max_new_tokens}; that is prompt "
-                f"{longest} ({prompts[longest].messages[-1]['content'][:60]!r})"
+                f"{longest} ({asked(prompts[longest].messages)[:60]!r})"
             )
         return rows
 

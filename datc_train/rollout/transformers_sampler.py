@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, GenerationConfig, LogitsProcessor
 
+from datc_train.messages import asked
 from datc_train.prefix import any_shared, cache_argument, read_shared, why_not_shared
 from datc_train.rollout.policy_mode import sampling_mode
 from datc_train.rollout.sampler import Sampler
@@ -45,7 +46,7 @@ class TransformersSampler(Sampler):
         order = sorted(range(len(uniforms)), key=lambda row: len(prompt_ids[row // self.group_size]))
         ids: dict[int, Tensor] = {}
         logprob: dict[int, Tensor] = {}
-        names = [f"{index} ({prompt.messages[-1]['content'][:60]!r})" for index, prompt in enumerate(prompts)]
+        names = [f"{index} ({asked(prompt.messages)[:60]!r})" for index, prompt in enumerate(prompts)]
         with sampling_mode(self.model):
             for start in range(0, len(order), self.max_batch_size):
                 rows = order[start : start + self.max_batch_size]

@@ -73,8 +73,8 @@ def test_lists() -> None:
             "message 0: expected parts with a type, {'type': 'text', 'text': ...}, got 'a' as part 0",
         ),
         (
-            {"prompt": [USER, {"role": "assistant", "content": "a"}]},
-            "expected a last message that the policy can answer",
+            {"prompt": [USER, {"role": "assistant", "content": ""}]},
+            "expected a last message with words in it, got ''",
         ),
     ],
 )

@@ -323,10 +323,10 @@ def test_a_base_that_still_holds_an_adapter_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_command_line_has_the_last_word_wherever_the_recipe_stands() -> None:
-    from datc_train.cli import _recipe_first
+    from datc_train.cli import _recipes_first
 
-    assert _recipe_first(["train", "--steps", "1", "--config", "r"]) == ["train", "--config", "r", "--steps", "1"]
-    assert _recipe_first(["train", "--steps", "1", "--config=r"]) == ["train", "--config=r", "--steps", "1"]
+    assert _recipes_first(["train", "--steps", "1", "--config", "r"]) == ["train", "--config", "r", "--steps", "1"]
+    assert _recipes_first(["train", "--steps", "1", "--config=r"]) == ["train", "--config=r", "--steps", "1"]
 
 
 @pytest.mark.parametrize(
