@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 _TEXT = "reward {reward_mean:+.3f}  KL {kl}  length {length_mean:.0f}  ESS {ess_ratio:.2f}  {tokens_per_second:.0f} tok/s"
 
@@ -45,3 +45,37 @@ class StepProgress:
 
     def say(self, text: str) -> None:
         self.console.print(text, soft_wrap=True, markup=False)
+
+
+class WorkProgress:
+    """Stages of some work, one bar; on a terminal only, and not where it is to be quiet."""
+
+    def __init__(self, name: str, quiet: bool = False) -> None:
+        console = Console(highlight=False, stderr=True)
+        self.bar = Progress(
+            TextColumn(f"[bold]{name}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=quiet or not console.is_terminal,
+        )
+        self.task: TaskID | None = None
+
+    def __enter__(self) -> WorkProgress:
+        self.bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.bar.stop()
+
+    def begin(self, stage: str, parts: int) -> None:
+        if self.task is not None:
+            self.bar.remove_task(self.task)
+        self.task = self.bar.add_task(stage, total=parts)
+
+    def advance(self) -> None:
+        assert self.task is not None
+        self.bar.advance(self.task)
