@@ -137,8 +137,10 @@ def _bench(parser: ArgumentParser, arguments: Any) -> None:
 def _probe(parser: ArgumentParser, arguments: Any) -> None:
     config = _config(parser, arguments)
     _quiet()
-    from datc_train.probe import probe, table
+    from datc_train.probe import check_out, probe, table
 
+    if arguments.json is not None:
+        check_out(Path(arguments.json))
     sizes = {name: arguments[name] for name in ("responses", "positions", "alternatives")}
     found = probe(config, quiet=False, **sizes)
     print(table(found))

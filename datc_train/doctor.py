@@ -21,6 +21,7 @@ import torch
 from datc_kernels.dispatch import KNOWN, choose, missing_backends
 from datc_train.checkpoint import check_room
 from datc_train.config import Config, check_sources
+from datc_train.credit import METHODS
 from datc_train.data import find_eval_prompts, find_train_prompts, of_eval_prompts, prompt_batch
 from datc_train.memory_estimate import estimate
 from datc_train.models import REWARDS, base_folder, load_policy, load_reward, named_errors, resolve_device, reward_device
@@ -167,6 +168,7 @@ def _run(report: Report, config: Config) -> None:
         if tokenizer is not None:
             reward = load_reward(config, torch.device("meta"), tokenizer, (model, reward_tokenizer))
             check_reward(reward, config.method)
+            _credit_point(report, config)
             _reading(report, config, reward, prompts, eval_prompts)
     if actor is not None and reward is not None:
         _memory(report, config, policy, actor, reward.model)
@@ -243,6 +245,12 @@ def _reward(report: Report, config: Config, model: Any) -> None:
         report.add("score head", "is in the checkpoint")
     else:
         report.add("score head", "the checkpoint has none: it would be random", "wrong")
+
+
+def _credit_point(report: Report, config: Config) -> None:
+    if METHODS[config.method].needs_credit:
+        name = config.point.name
+        report.add("credit point", f"{name}; datc probe with this recipe measures how well it forecasts, and others beside it")
 
 
 def _reading(report: Report, config: Config, reward: RewardModel, prompts: list[Prompt], eval_prompts: list[Prompt]) -> None:

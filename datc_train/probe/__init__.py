@@ -2,6 +2,6 @@
 
 from datc_train.probe.run import probe
 from datc_train.probe.table import table
-from datc_train.probe.types import Estimate, PointResult, Probe, Quality, Replacement
+from datc_train.probe.types import Estimate, PointResult, Probe, Quality, Replacement, check_out
 
-__all__ = ["Estimate", "PointResult", "Probe", "Quality", "Replacement", "probe", "table"]
+__all__ = ["Estimate", "PointResult", "Probe", "Quality", "Replacement", "check_out", "probe", "table"]

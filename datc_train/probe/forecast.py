@@ -62,8 +62,8 @@ def forecasts(
     scoring.warm_up(points)
     passes: list[CreditPoint | None] = [None, *points]
     for number, batch in enumerate(batches(len(scoring.responses))):
-        prompts, responses = ([values[i] for i in batch] for values in (scoring.prompts, scoring.responses))
-        start = sum(map(len, scoring.responses[: batch[0]]))
+        prompts, responses = scoring.prompts[batch.start : batch.stop], scoring.responses[batch.start : batch.stop]
+        start = sum(map(len, scoring.responses[: batch.start]))
         here = [one for one in drawn if one.response in batch]
         seconds = {}
         turn = number % len(passes)

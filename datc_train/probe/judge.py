@@ -73,10 +73,3 @@ def recommend(points: Sequence[tuple[CreditPoint, str, Verdict]]) -> tuple[Credi
     if found.low is None or found.low <= 0:
         reason += "; this is not told from 0, so credit would go by chance: consider method: grpo"
     return best, reason
-
-
-def name_of(point: CreditPoint) -> str:
-    """ "embedding", "tangent", "integrated, 2 passes"."""
-    if not point.moves:
-        return point.kind
-    return f"{point.kind}, {point.passes} pass{'' if point.passes == 1 else 'es'}"

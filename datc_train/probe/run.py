@@ -15,7 +15,7 @@ from datc_train.data import Row, find_train_prompts, prompt_batch
 from datc_train.loop import check_prompts
 from datc_train.models import load_reward, read_policy, resolve_device, reward_device
 from datc_train.probe.forecast import Scoring, changes, forecasts, passes_in_all
-from datc_train.probe.judge import POINTS, Verdict, name_of, recommend, verdict
+from datc_train.probe.judge import POINTS, Verdict, recommend, verdict
 from datc_train.probe.replacements import Drawn, draw_alternatives, draw_positions
 from datc_train.probe.statistics import Values, resamples
 from datc_train.probe.types import PointResult, Probe, Replacement
@@ -60,7 +60,8 @@ def probe(
         ValueError: what cannot be, beginning with its key: before anything is scored (a reward without a gradient, prompts that
             cannot be read) or as soon as responses are there (no free position, nothing that the policy would sample instead).
     """
-    config = replace(config_from(config), sampler="transformers", beta=0.0, gradient_checkpointing=False)
+    asked = config_from(config)
+    config = replace(asked, sampler="transformers")
     for key, value, least in (("responses", responses, 2), ("positions", positions, 1), ("alternatives", alternatives, 2)):
         if not isinstance(value, int) or value < least:
             raise ValueError(f"{key}: expected a whole number of at least {least}, got {value!r}")
@@ -109,8 +110,9 @@ def probe(
     for point in POINTS:
         free, frozen = (_part(drawn, guess[point], change, counts, kind) for kind in (False, True))
         assert free is not None
-        points.append(PointResult(point, name_of(point), free.quality, frozen and frozen.quality, cost[point]))
-        judged.append((point, name_of(point), free))
+        quality = None if frozen is None else frozen.quality
+        points.append(PointResult(point, point.name, free.quality, quality, cost[point]))
+        judged.append((point, point.name, free))
     recommended, reason = recommend(judged)
     return Probe(
         points=tuple(points),
@@ -118,10 +120,10 @@ def probe(
         reason=reason,
         responses=len(scoring.responses),
         replacements=tuple(
-            _replacement(one, change[i], {name_of(point): guess[point][i] for point in POINTS}, actor.tokenizer)
+            _replacement(one, change[i], {point.name: guess[point][i] for point in POINTS}, actor.tokenizer)
             for i, one in enumerate(drawn)
         ),
-        settings=config.to_dict() | {"responses": responses, "positions": positions, "alternatives": alternatives},
+        settings=asked.to_dict() | {"responses": responses, "positions": positions, "alternatives": alternatives},
         machine=machine(),
     )
 

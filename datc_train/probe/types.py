@@ -82,14 +82,14 @@ class Probe:
         return sum(not one.frozen for one in self.replacements)
 
     @property
-    def config_lines(self) -> str:
-        """The recommendation as keys of a recipe."""
-        keys = {key: value for key, value in self.recommended.arguments().items() if key == "credit_point" or self._moves}
-        return "\n".join(f"{key}: {value}" for key, value in keys.items())
+    def config(self) -> dict[str, Any]:
+        """The recommendation as keys of a recipe; what is the default of the point is left out."""
+        keys = self.recommended.arguments()
+        return keys if self.recommended.moves else {"credit_point": self.recommended.kind}
 
     @property
-    def _moves(self) -> bool:
-        return self.recommended.moves
+    def config_lines(self) -> str:
+        return "\n".join(f"{key}: {value}" for key, value in self.config.items())
 
     def to_dict(self) -> dict[str, Any]:
         found = asdict(self)
@@ -97,13 +97,20 @@ class Probe:
             point.point.arguments() | {key: value for key, value in line.items() if key != "point"}
             for point, line in zip(self.points, found["points"], strict=True)
         ]
-        return found | {"recommended": self.recommended.arguments()}
+        return found | {"recommended": self.config}
 
     def save(self, path: Path) -> None:
-        """Write the JSON, and beside it a page of the same name that shows it."""
+        """Write the JSON, and beside it a page of the same name that shows it. Raises as `check_out`."""
         from datc_train.report.probe import write_page  # brings matplotlib
 
-        path.parent.mkdir(parents=True, exist_ok=True)
+        check_out(path)
         found = self.to_dict()
         path.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         write_page(found, path.with_suffix(".html"))
+
+
+def check_out(path: Path) -> None:
+    """Makes the folder of what `Probe.save` is to write. Raises ValueError for a name without .json, OSError where it cannot."""
+    if path.suffix != ".json" or path.is_dir():
+        raise ValueError(f"json: expected a file that ends in .json, got {path}")
+    path.parent.mkdir(parents=True, exist_ok=True)

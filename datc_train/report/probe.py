@@ -47,11 +47,7 @@ def exhibit(found: dict[str, Any], name: str = "probe", label: str = "") -> Exhi
             if found["points"][0][kind] is not None
         ],
         verdict=found["reason"],
-        config_lines="\n".join(
-            f"{key}: {value}"
-            for key, value in found["recommended"].items()
-            if key == "credit_point" or found["recommended"]["credit_point"] == "integrated"
-        ),
+        config_lines="\n".join(f"{key}: {value}" for key, value in found["recommended"].items()),
         plot=scatter(found, name),
     )
 
@@ -103,7 +99,6 @@ def _panel(axes: Axes, replacements: list[dict[str, Any]], point: str) -> None:
         truth = np.array([value for one in some for value in one["change"]])
         if len(some):
             axes.plot(guess, truth, "o" if index == 0 else "^", color=SERIES[index], markersize=2.6, alpha=0.55, label=kind)
-            axes.plot([], [])
             low, high = min(low, truth.min()), max(high, truth.max())
     axes.axhline(0, color=GRID, linewidth=0.8, zorder=0)
     limits = axes.get_xlim()
