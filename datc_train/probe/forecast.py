@@ -41,6 +41,8 @@ class Scoring:
         found: ScoredRollout = self.reward.score(
             prompts, responses, size, gradient=point is not None, stop_ids=self.stop_ids, **where
         )
+        if point is not None and (found.reward_grad is None or found.reward_embedding is None):
+            raise ValueError("reward: expected a reward model that gives its gradient, got one whose score has none")
         return found
 
     def warm_up(self, points: Sequence[CreditPoint]) -> None:
@@ -92,8 +94,8 @@ def batches(responses: int) -> list[range]:
 
 def forecast(one: Drawn, index: int, scored: ScoredRollout) -> Values:
     """[k] float64 of the token at `index` of what was scored."""
-    if scored.reward_grad is None or scored.reward_embedding is None:
-        raise ValueError("reward: expected a reward model that gives its gradient, got one whose score has none")
+    assert scored.reward_grad is not None
+    assert scored.reward_embedding is not None
     ids = torch.tensor([one.token, *one.alternatives], device=scored.reward_embedding.device)
     rows = scored.reward_embedding[ids].double().cpu()
     gradient = scored.reward_grad[index].double().cpu()

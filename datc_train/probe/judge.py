@@ -71,5 +71,5 @@ def recommend(points: Sequence[tuple[CreditPoint, str, Verdict]]) -> tuple[Credi
         return best, f"{name}: nothing varies, so that no point could be told from another"
     reason = f"{name}: its A_y correlates {found.value:.2f} with the truth, and no dearer point is clearly better"
     if found.low is None or found.low <= 0:
-        reason += "; this is not told from 0, so credit would go by chance: consider method: grpo"
+        reason += "; this is not told from 0, so credit would go by chance: probe more responses, or consider method: grpo"
     return best, reason

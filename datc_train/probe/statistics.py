@@ -18,6 +18,7 @@ from datc_train.probe.types import Estimate
 Values = NDArray[np.float64]
 RESAMPLES = 1000
 _LEVEL = (2.5, 97.5)
+_ROUNDING = 1e-24  # of a mean square: less than that a variance is the mean's rounding
 
 
 def resamples(responses: int, seed: int) -> Values:
@@ -28,12 +29,12 @@ def resamples(responses: int, seed: int) -> Values:
 
 def pearson(x: Values, y: Values, weight: Values) -> Values:
     """[S] correlations of x and y, [n] or [S, n], in which value i counts weight[:, i] times; NaN where one does not vary."""
-    weight = weight / weight.sum(-1, keepdims=True)
-    x = x - (weight * x).sum(-1, keepdims=True)
-    y = y - (weight * y).sum(-1, keepdims=True)
-    xx, yy, xy = ((weight * a * b).sum(-1) for a, b in ((x, x), (y, y), (x, y)))
-    size = np.sqrt(xx * yy)
-    return np.where(size > 0, np.clip(xy / np.where(size > 0, size, 1.0), -1.0, 1.0), np.nan)
+    total = weight.sum(-1, keepdims=True)
+    weight = weight / np.where(total > 0, total, 1.0)
+    a, b = (values - (weight * values).sum(-1, keepdims=True) for values in (x, y))
+    aa, bb, ab = ((weight * u * v).sum(-1) for u, v in ((a, a), (b, b), (a, b)))
+    varies = (aa > _ROUNDING * (weight * x * x).sum(-1)) & (bb > _ROUNDING * (weight * y * y).sum(-1))
+    return np.where(varies, np.clip(ab / np.sqrt(np.where(varies, aa * bb, 1.0)), -1.0, 1.0), np.nan)
 
 
 def ranks(x: Values, weight: Values) -> Values:
