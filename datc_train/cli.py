@@ -239,8 +239,8 @@ def build_parser() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
     _add_config(bench)
     probe = command("probe", PROBE_HELP, "measure which credit point forecasts real replacements")
     probe.add_argument("--json", type=str, help="write the result to this file, and a page of the same name beside it")
-    probe.add_argument("--responses", type=int, default=24, help="that are sampled, each to a prompt of its own")
-    probe.add_argument("--positions", type=int, default=6, help="free ones of each response; and a third as many frozen ones")
+    probe.add_argument("--responses", type=int, default=48, help="that are sampled, each to a prompt of its own")
+    probe.add_argument("--positions", type=int, default=4, help="free ones of each response; and half as many frozen ones")
     probe.add_argument("--alternatives", type=int, default=6, help="tokens that are tried at each position")
     _add_config(probe)
     return parser, made

@@ -57,19 +57,28 @@ def verdict(drawn: Sequence[Drawn], forecast: Sequence[Values], change: Sequence
 
 
 def recommend(points: Sequence[tuple[CreditPoint, str, Verdict]]) -> tuple[CreditPoint, str]:
-    """The point to take, and why: the cheapest, until a dearer one's correlation of A_y is clearly higher.
+    """The point to take of these, cheapest first, and why.
 
-    Clearly: the 95 % interval of the difference, both taken on the same resamples, lies above 0.
+    The cheapest whose correlation of A_y is told from 0 (its 95 % interval lies above), and from there on a dearer one only where
+    its correlation is clearly higher: the 95 % interval of the difference, both taken on the same resamples, lies above 0. Where
+    none is told from 0, the cheapest.
     """
-    (best, name, top), *dearer = points
+    told = [i for i, (_, _, one) in enumerate(points) if _above_0(one.advantage)]
+    (best, name, top), *dearer = points[told[0] if told else 0 :]
     for point, its_name, one in dearer:
-        gain = estimate(one.advantage - top.advantage)
-        if gain.low is not None and gain.low > 0:
+        if _above_0(one.advantage - top.advantage):
             best, name, top = point, its_name, one
-    found = top.quality.advantage_pearson
-    if found.value is None:
+    found = top.quality.advantage_pearson.value
+    if found is None:
         return best, f"{name}: nothing varies, so that no point could be told from another"
-    reason = f"{name}: its A_y correlates {found.value:.2f} with the truth, and no dearer point is clearly better"
-    if found.low is None or found.low <= 0:
-        reason += "; this is not told from 0, so credit would go by chance: probe more responses, or consider method: grpo"
-    return best, reason
+    if told:
+        return best, f"{name}: its A_y correlates {found:.2f} with the truth, and no dearer point is clearly better"
+    return best, (
+        f"{name}: its A_y correlates {found:.2f} with the truth, and no point's is told from 0: credit would go by chance; probe "
+        "more responses, or consider method: grpo"
+    )
+
+
+def _above_0(found: Values) -> bool:
+    low = estimate(found).low
+    return low is not None and low > 0

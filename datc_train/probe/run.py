@@ -34,8 +34,8 @@ def probe(
     reward: Any = None,
     prompts: str | Sequence[Row] | None = None,
     *,
-    responses: int = 24,
-    positions: int = 6,
+    responses: int = 48,
+    positions: int = 4,
     alternatives: int = 6,
     quiet: bool = True,
 ) -> Probe:
@@ -52,7 +52,7 @@ def probe(
         reward: a `RewardModel`, or what has its method `score`.
         prompts: a file of JSON lines, or a list of texts, messages, rows or `Prompt`s.
         responses: so many, each to a prompt of its own; where prompts are fewer, whole groups of at least so many.
-        positions: free positions of each response, and a third as many frozen ones, as far as it has them.
+        positions: free positions of each response, and half as many frozen ones, as far as it has them.
         alternatives: at each position, at least 2.
         quiet: no progress is shown.
 
@@ -83,8 +83,10 @@ def probe(
         progress.begin("sampling", 1)
         rollout = sampler.sample(some, seed=config.seed)
         scoring = Scoring(reward, rollout, sampler.stop_ids)
+        progress.advance()
+        progress.begin("drawing alternatives", 1)
         first = scoring(scoring.prompts, scoring.responses, 1, POINTS[0])
-        where = draw_positions(rollout, first, sampler.stop_ids, positions, -(-positions // 3), config.seed)
+        where = draw_positions(rollout, first, sampler.stop_ids, positions, -(-positions // 2), config.seed)
         drawn = draw_alternatives(
             actor,
             rollout,

@@ -119,3 +119,16 @@ def test_the_recommendation_climbs_only_clear_steps() -> None:
     assert choose(3.0, 3.0, 0.5, 0.5) == 3
     assert choose(3.0, 1.0, 3.0, 0.1) == 4
     assert choose(0.1, 3.0, 3.0, 3.0) == 1
+    assert choose(1e6, 1.0, 1.0, 1.0) == 2  # what is not told from 0 is not where to begin
+
+
+def test_where_no_point_is_told_from_0_the_cheapest_stays() -> None:
+    chance = np.random.default_rng(1)
+    some, truth = [drawn(i, [0.4, 0.3, 0.1]) for i in range(60)], list(chance.normal(size=(60, 2)))
+    points = [
+        (CreditPoint("integrated", passes), "p", verdict(some, list(chance.normal(size=(60, 2))), truth, resamples(60, 0)))
+        for passes in (1, 2)
+    ]
+    best, reason = recommend(points)
+    assert best.passes == 1
+    assert "no point's is told from 0" in reason
