@@ -54,6 +54,15 @@ recipe can be overridden as for `datc train`.
 
 Example: datc bench overhead --json overhead.json
 """
+PROBE_HELP = """Measure where the reward's gradient should be taken: how well each credit point forecasts what replacing a token
+does to the score, on the recipe's own policy, reward model and prompts. Nothing is trained.
+
+Responses are sampled, some of their tokens replaced by others that the policy might have sampled there, and scored anew.
+Keys of the recipe can be overridden as for `datc train`.
+
+Examples: datc probe --config quickstart --json probe.json
+          datc probe --config my.yaml --json runs/first/probe.json      # `datc report runs/first` shows it too
+"""
 REPORT_HELP = """Show what a run did: one page, report.html, that asks for nothing from the network.
 
 Curves with their moving averages, what every phase of a step cost, and responses token by token: weight by colour; credit,
@@ -126,6 +135,20 @@ def _bench(parser: ArgumentParser, arguments: Any) -> None:
         overhead.save(result, Path(arguments.json))
 
 
+def _probe(parser: ArgumentParser, arguments: Any) -> None:
+    config = _config(parser, arguments)
+    _quiet()
+    from datc_train.probe import check_out, probe, table
+
+    if arguments.json is not None:
+        check_out(Path(arguments.json))
+    sizes = {name: arguments[name] for name in ("responses", "positions", "alternatives")}
+    found = probe(config, quiet=False, **sizes)
+    print(table(found))
+    if arguments.json is not None:
+        found.save(Path(arguments.json))
+
+
 def _doctor(parser: ArgumentParser, arguments: Any) -> None:
     config = _config(parser, arguments) if arguments.config else None
     _quiet()
@@ -169,6 +192,7 @@ COMMANDS: dict[str, Callable[[ArgumentParser, Any], None]] = {
     "doctor": _doctor,
     "export": _export,
     "bench": _bench,
+    "probe": _probe,
     "data": _data,
 }
 
@@ -214,6 +238,12 @@ def build_parser() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
     bench.add_argument("--equal-size", action="store_true", help="a reward model as large as the policy")
     bench.add_argument("--minutes", type=float, default=8.0, help="rounds go on so long; at least three")
     _add_config(bench)
+    probe = command("probe", PROBE_HELP, "measure which credit point forecasts real replacements")
+    probe.add_argument("--json", type=str, help="write the result to this file, and a page of the same name beside it")
+    probe.add_argument("--responses", type=int, default=48, help="that are sampled, each to a prompt of its own")
+    probe.add_argument("--positions", type=int, default=4, help="free ones of each response; and half as many frozen ones")
+    probe.add_argument("--alternatives", type=int, default=6, help="tokens that are tried at each position")
+    _add_config(probe)
     return parser, made
 
 

@@ -60,6 +60,14 @@ class CreditPoint:
         return {"credit_point": self.kind, "credit_passes": self.passes, "credit_scale": self.scale}
 
     @property
+    def name(self) -> str:
+        """ "embedding", "tangent", "integrated, 2 passes"; with a scale other than the default's, that too."""
+        if not self.moves:
+            return self.kind
+        scale = "" if self.scale == CreditPoint.scale else f", scale {self.scale:g}"
+        return f"{self.kind}, {self.passes} pass{'' if self.passes == 1 else 'es'}{scale}"
+
+    @property
     def moves(self) -> bool:
         """Whether the gradient needs passes of its own, beside the one that scores."""
         return self.kind == "integrated"

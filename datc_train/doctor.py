@@ -20,6 +20,7 @@ import torch
 from datc_kernels.dispatch import KNOWN, choose, missing_backends
 from datc_train.checkpoint import check_room
 from datc_train.config import Config, check_sources
+from datc_train.credit import METHODS
 from datc_train.data import find_eval_prompts, find_train_prompts, of_eval_prompts, prompt_batch
 from datc_train.memory_estimate import estimate
 from datc_train.models import REWARDS, base_folder, load_policy, load_reward, named_errors, resolve_device, reward_device
@@ -181,6 +182,7 @@ def _run(report: Report, config: Config) -> None:
 
             reward = load_rewards(config, torch.device("meta"), tokenizer, load)
             check_reward(reward, config.method)
+            _credit_point(report, config)
             if has_function(reward):
                 check_columns(prompts)
                 with of_eval_prompts():
@@ -263,6 +265,12 @@ def _policy(report: Report, config: Config, actor: Policy, prompts: list[Prompt]
             context = getattr(actor.model.config.get_text_config(), "max_position_embeddings", None)
             text = f"longest prompt {longest} tokens + max_new_tokens {config.max_new_tokens} in a context of {context}"
             report.add("context", text)
+
+
+def _credit_point(report: Report, config: Config) -> None:
+    if METHODS[config.method].needs_credit:
+        name = config.point.name
+        report.add("credit point", f"{name}; datc probe with this recipe measures how well it forecasts, and others beside it")
 
 
 def _reading(report: Report, config: Config, reward: RewardModel, prompts: list[Prompt], eval_prompts: list[Prompt]) -> None:

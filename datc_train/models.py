@@ -74,6 +74,27 @@ def load_policy(
     return take_policy(model, tokenizer, starts_at_base=starts_at_base, reference=config.beta > 0)
 
 
+def read_policy(
+    config: Config, device: torch.device, model: Any = None, tokenizer: PreTrainedTokenizerBase | None = None
+) -> Policy:
+    """The policy that training would start from, to look at: no adapter is put on it, and its mode, and which of its
+    parameters train, stay as they are. Arguments and errors as for `load_policy`."""
+    if model is None:
+        model, own_tokenizer = load_causal(config.policy, getattr(torch, config.dtype), device)
+        tokenizer = own_tokenizer if tokenizer is None else tokenizer
+    if tokenizer is None:
+        raise ValueError("tokenizer: expected one beside policy, got None")
+    _check_template_kwargs(tokenizer, config.chat_template_kwargs)
+    model = model.to(device)
+    flags = [p.requires_grad for p in model.parameters()]
+    model.requires_grad_(True)
+    try:
+        return take_policy(model, tokenizer, starts_at_base=True, reference=False)
+    finally:
+        for p, flag in zip(model.parameters(), flags, strict=True):
+            p.requires_grad_(flag)
+
+
 def _check_template_kwargs(tokenizer: PreTrainedTokenizerBase, kwargs: dict[str, Any]) -> None:
     """Raises ValueError for values on which the chat template breaks; what it refuses in words is said of the prompts."""
     if not kwargs or not tokenizer.chat_template:

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from datc_train.disk import written
 
@@ -54,3 +54,37 @@ class StepProgress:
     def _print(self, text: str, *, markup: bool = True) -> None:
         with written("standard output"):
             self.console.print(text, soft_wrap=True, markup=markup)
+
+
+class WorkProgress:
+    """Stages of some work, one bar; on a terminal only, and not where it is to be quiet."""
+
+    def __init__(self, name: str, quiet: bool = False) -> None:
+        console = Console(highlight=False, stderr=True)
+        self.bar = Progress(
+            TextColumn(f"[bold]{name}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=quiet or not console.is_terminal,
+        )
+        self.task: TaskID | None = None
+
+    def __enter__(self) -> WorkProgress:
+        self.bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.bar.stop()
+
+    def begin(self, stage: str, parts: int) -> None:
+        if self.task is not None:
+            self.bar.remove_task(self.task)
+        self.task = self.bar.add_task(stage, total=parts)
+
+    def advance(self) -> None:
+        assert self.task is not None
+        self.bar.advance(self.task)

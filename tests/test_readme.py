@@ -21,7 +21,8 @@ def blocks(language: str, text: str = README) -> list[str]:
 
 
 INTEGRATIONS = (ROOT / "datc_train" / "integrations" / "README.md").read_text(encoding="utf-8")
-PAGES = {"README": README, "integrations": INTEGRATIONS}
+PROBE = (ROOT / "datc_train" / "probe" / "README.md").read_text(encoding="utf-8")
+PAGES = {"README": README, "integrations": INTEGRATIONS, "probe": PROBE}
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import numpy as np
 import yaml
 
 Line = dict[str, Any]
+PROBE = "probe.json"  # in a run's folder, where `datc probe` was asked to write it there
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Run:
     metrics: tuple[Line, ...]  # by rising step
     evaluations: tuple[Line, ...]  # by rising step
     samples: tuple[SampleRef, ...]
+    probe: Line | None = None  # what `datc probe` wrote into the folder
 
     @property
     def name(self) -> str:
@@ -92,7 +94,20 @@ def read_run(path: Path) -> Run:
             SampleRef(samples, offset, line["step"], json.dumps(line.get("prompt")), _number(line.get("advantage")))
             for offset, line in _lines(samples)
         ),
+        probe=read_probe(path / PROBE),
     )
+
+
+def read_probe(path: Path) -> Line | None:
+    """None where the file is not there; ValueError that begins with "run: " for what is none of a probe."""
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        _ = found["points"][0]["free"]["advantage_pearson"]["value"], found["replacements"][0]["forecast"], found["reason"]
+    except (UnicodeDecodeError, ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"run: expected what `datc probe --json` writes in {path}: {type(error).__name__}: {error}") from None
+    return dict(found)
 
 
 def _by_step(path: Path) -> tuple[Line, ...]:

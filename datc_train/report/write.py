@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import yaml
-from jinja2 import Environment, PackageLoader
 
 from datc_train.disk import write_whole, written
 from datc_train.report.figures import draw_figures
 from datc_train.report.groups import Group, group_runs
-from datc_train.report.heatmap import choose_exhibits, visible
+from datc_train.report.heatmap import choose_exhibits
+from datc_train.report.page import environment, number, signed, template_text
+from datc_train.report.probe import exhibit
 from datc_train.report.runs import Run, read_run
 from datc_train.report.theme import page_css
 from datc_train.report.token_plot import draw_tokens
@@ -47,22 +47,29 @@ def write_report(runs: str | Path | Sequence[str | Path], out: str | Path | None
     plots, missing = draw_figures(groups)
     exhibits = choose_exhibits(groups)
     pictures = {plot.name: plot.png for plot in plots}
+    probes = [
+        exhibit(run.probe, f"probe_{i}" if len(loaded) > 1 else "probe", run.name if len(loaded) > 1 else "")
+        for i, run in enumerate(loaded, start=1)
+        if run.probe is not None
+    ]
+    pictures |= {probe.plot.name: probe.plot.png for probe in probes}
     panels = [panel for exhibit in exhibits for panel in exhibit.panels]
     pictures |= {f"tokens_{i}": draw_tokens(panel) for i, panel in enumerate(panels, start=1)}
     figures = page.parent / ("figures" if page.stem == "report" else f"{page.stem}_figures")
     html = (
-        _environment()
+        environment()
         .get_template("report.html.jinja")
         .render(
             title=_title(loaded),
             subtitle=_subtitle(loaded, groups),
             several=len(loaded) > 1,
             palette=page_css(),
-            css=_template_text("report.css"),
-            script=_template_text("report.js"),
+            css=template_text("report.css"),
+            script=template_text("report.js"),
             rows=[_row(run, group) for group in groups for run in group.runs],
             notes=_group_notes(groups) + [note for run in loaded for note in _notes(run, len(loaded) > 1)] + missing,
             plots=plots,
+            probes=probes,
             exhibits=exhibits,
             signs=_SIGNS,
             scale=_scale(loaded),
@@ -88,21 +95,6 @@ def _page_path(runs: list[Run], out: str | Path | None) -> Path:
     return page
 
 
-def _environment() -> Environment:
-    environment = Environment(loader=PackageLoader("datc_train.report"), autoescape=True)
-    environment.filters["signed"] = _signed
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    environment.filters["visible"] = visible
-    return environment
-
-
-def _template_text(name: str) -> Any:
-    """Our own style sheet and script, as they are."""
-    from markupsafe import Markup
-
-    return Markup((Path(__file__).parent / "templates" / name).read_text(encoding="utf-8"))
-
-
 def _title(runs: list[Run]) -> str:
     return runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
 
@@ -121,21 +113,21 @@ def _rewards(run: Run) -> str:
 
 
 def _row(run: Run, group: Group) -> dict[str, str]:
-    rewards = [line for line in run.metrics if not math.isnan(_number(line.get("reward_mean")))]
+    rewards = [line for line in run.metrics if not math.isnan(number(line.get("reward_mean")))]
     change = reward_change(rewards)
     first, last = (rewards[0]["reward_mean"], rewards[-1]["reward_mean"]) if rewards else (None, None)
     if change is not None:
         first, last = change[:2]
-    held_out = [_signed(line.get("reward_mean")) for line in run.evaluations]
+    held_out = [signed(line.get("reward_mean")) for line in run.evaluations]
     seconds = run.values("seconds_step")
     return {
         "name": run.name,
         "group": group.label,
         "seed": str(run.config.get("seed", "–")),
         "steps": f"{len(run.metrics)} of {run.config.get('steps', '?')}",
-        "first": _signed(first),
-        "last": _signed(last),
-        "change": "–" if change is None else f"{_signed(change[1] - change[0])} ± {change[2]:.2g}",
+        "first": signed(first),
+        "last": signed(last),
+        "change": "–" if change is None else f"{signed(change[1] - change[0])} ± {change[2]:.2g}",
         "held_out": " → ".join(dict.fromkeys([held_out[0], held_out[-1]])) if held_out else "–",
         "seconds": f"{np.nanmedian(seconds):.3g}" if np.isfinite(seconds).any() else "–",
     }
@@ -161,17 +153,8 @@ def _notes(run: Run, several: bool) -> list[str]:
 
 def _scale(runs: list[Run]) -> list[tuple[str, float]]:
     """(weight, shade) of the legend's keys. Every response is shaded by its own run's ceiling."""
-    ceilings = {_number(run.config.get("ceiling")) for run in runs}
+    ceilings = {number(run.config.get("ceiling")) for run in runs}
     ceiling = ceilings.pop() if len(ceilings) == 1 else math.nan
     if not ceiling > 1:
         return [("1 / ceiling", -1.0), ("1", 0.0), ("ceiling", 1.0)]
     return [(f"{ceiling**shade:.3g}", shade) for shade in (-1.0, -0.5, 0.0, 0.5, 1.0)]
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
-
-
-def _signed(value: Any) -> str:
-    number = _number(value)
-    return "–" if math.isnan(number) else f"{number:+.3f}".replace("-", "−")
