@@ -13,14 +13,17 @@ from datc_train.bench.machine import machine
 from datc_train.config import Config, check_sources, config_from
 from datc_train.data import Row, find_train_prompts, prompt_batch
 from datc_train.loop import check_prompts
-from datc_train.models import load_reward, read_policy, resolve_device, reward_device
+from datc_train.models import read_policy, resolve_device, reward_device
 from datc_train.probe.forecast import Scoring, changes, forecasts, passes_in_all
 from datc_train.probe.judge import POINTS, Verdict, recommend, verdict
 from datc_train.probe.replacements import Drawn, draw_alternatives, draw_positions
+from datc_train.probe.several import SumOfModels
 from datc_train.probe.statistics import Values, resamples
 from datc_train.probe.types import PointResult, Probe, Replacement
 from datc_train.progress import WorkProgress
+from datc_train.reward import WeightedRewards
 from datc_train.reward.vocabulary import check_same_vocabulary
+from datc_train.rewards import given_rewards, load_rewards
 from datc_train.rollout import make_sampler
 from datc_train.types import Prompt
 
@@ -49,7 +52,7 @@ def probe(
         config: a `Config`, or a dict of its keys. Whatever else is given replaces what the config would load:
         policy: a causal language model of transformers, or a PEFT model. Needs `tokenizer`.
         tokenizer: the policy's.
-        reward: a `RewardModel`, or what has its method `score`.
+        reward: a `RewardModel`, or what has its method `score`; of several rewards the weighted sum of the reward models.
         prompts: a file of JSON lines, or a list of texts, messages, rows or `Prompt`s.
         responses: so many, each to a prompt of its own; where prompts are fewer, whole groups of at least so many.
         positions: free positions of each response, and half as many frozen ones, as far as it has them.
@@ -66,18 +69,23 @@ def probe(
         if not isinstance(value, int) or value < least:
             raise ValueError(f"{key}: expected a whole number of at least {least}, got {value!r}")
     check_sources(config, policy=policy, reward=reward, prompts=prompts)
-    if reward is not None:
+    if isinstance(reward, list | tuple | WeightedRewards) or (reward is not None and config.reward_weights is not None):
+        reward = given_rewards(config, reward)
+    if reward is not None and not isinstance(reward, WeightedRewards):
         check_gradient(reward)
     device = resolve_device(config.device)
     some, group_size = _choose(find_train_prompts(config, prompts), responses, config.seed)
     actor = read_policy(config, device, policy, tokenizer)
     if reward is None:
-        reward = load_reward(config, reward_device(config, device), actor.tokenizer)
-        check_gradient(reward)
+        reward = load_rewards(config, reward_device(config, device), actor.tokenizer)
+        if not isinstance(reward, WeightedRewards):
+            check_gradient(reward)
     elif hasattr(reward, "policy_tokenizer"):
         check_same_vocabulary(actor.tokenizer, reward.policy_tokenizer)
     sampler = make_sampler(config, actor).with_group_size(group_size)
     check_prompts(sampler, reward, some)
+    if isinstance(reward, WeightedRewards):
+        reward = SumOfModels(reward)
 
     with WorkProgress("probe", quiet) as progress:
         progress.begin("sampling", 1)

@@ -288,6 +288,22 @@ def test_a_policy_that_repeats_itself() -> None:
         probe(TINY | {"temperature": 1e-6}, **SIZES)
 
 
+def test_several_rewards_are_probed_as_the_sum_of_their_models(found: Probe) -> None:
+    """A function moves no forecast and no change; a weight scales both; a sum without a model is refused."""
+    model, tokenizer = load_tiny_reward_model()
+    given = [RewardModel(model, tokenizer, policy_tokenizer=load_tiny_policy()[1]), brief]
+    beside = probe(TINY | {"reward_weights": [1.0, 5.0]}, reward=given, **SIZES)
+    twice = probe(TINY | {"reward_weights": [2.0, 0.0]}, reward=given, **SIZES)
+    for one, same, doubled in zip(found.replacements, beside.replacements, twice.replacements, strict=True):
+        assert same == one
+        assert doubled.alternatives == one.alternatives
+        assert doubled.change == pytest.approx([2 * x for x in one.change], rel=1e-5, abs=1e-6)
+        for name, values in one.forecast.items():
+            assert doubled.forecast[name] == pytest.approx([2 * x for x in values], rel=1e-5, abs=1e-6)
+    with pytest.raises(ValueError, match=r"^reward: expected a reward model of a weight other than 0"):
+        probe(TINY | {"reward_weights": [0.0, 1.0]}, reward=given, **SIZES)
+
+
 def test_a_reward_without_gradient_is_found_when_it_gives_none() -> None:
     class Without(Linear):
         def score(self, *words: Any, **asked: Any) -> ScoredRollout:
