@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from datc_train.quickstart.reward_model import load_reward_model, load_untrained_reward_model
     from datc_train.quickstart.smollm2 import load_policy
     from datc_train.quickstart.tiny import load_tiny_policy, load_tiny_reward_model
+    from datc_train.quickstart.utility import true_utility
 
 __all__ = [
     "heldout_prompts",
@@ -23,7 +24,9 @@ __all__ = [
     "load_untrained_reward_model",
     "long_prompts",
     "train_prompts",
+    "true_utility",
 ]
+BRIEF = " Answer in one short sentence."  # how every prompt ends
 
 
 def train_prompts() -> list[dict[str, Any]]:
@@ -38,7 +41,7 @@ def heldout_prompts() -> list[dict[str, Any]]:
 
 def long_prompts() -> list[dict[str, Any]]:
     """Twelve questions in one, some 200 tokens each: for measuring."""
-    questions = [row["prompt"][0]["content"] for row in train_prompts()]
+    questions = [row["prompt"][0]["content"].removesuffix(BRIEF) for row in train_prompts()]
     return [
         {"prompt": [{"role": "user", "content": "Answer these, a sentence each. " + " ".join(questions[at : at + 12])}]}
         for at in range(0, len(questions) - 11, 12)
@@ -60,6 +63,8 @@ def __getattr__(name: str) -> Any:
             module = "reward_model"
         case "load_tiny_policy" | "load_tiny_reward_model":
             module = "tiny"
+        case "true_utility":
+            module = "utility"
         case _:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{module}"), name)

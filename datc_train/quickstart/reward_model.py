@@ -71,7 +71,7 @@ def merge(model: LlamaForSequenceClassification, delta: dict[str, Tensor], scale
     for name, value in delta.items():
         if name.endswith(".lora_A"):
             module = name.removesuffix(".lora_A")
-            parameters[f"{module}.weight"] += scale * delta[f"{module}.lora_B"] @ value
+            parameters[f"{module}.weight"] += scale * delta[f"{module}.lora_B"].float() @ value.float()
         elif not name.endswith(".lora_B"):
             parameters[name].copy_(value)
 

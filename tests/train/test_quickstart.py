@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +15,7 @@ import torch
 
 from datc_kernels.testing.rounding import rounding, terms
 from datc_train import quickstart
-from datc_train.quickstart import reward_model, smollm2, tiny
+from datc_train.quickstart import reward_model, smollm2, tiny, utility
 
 torch.set_num_threads(1)
 
@@ -56,12 +56,47 @@ def test_prompts_are_many_distinct_and_disjoint() -> None:
     assert len({*train, *heldout}) == len(train) + len(heldout)
 
 
-def test_hand_written_answers_belong_to_prompts() -> None:
-    folder = Path(quickstart.__file__).with_name("prompts")
-    answers = [json.loads(line) for line in (folder / "answers.jsonl").read_text(encoding="utf-8").splitlines()]
-    known = {row["prompt"][0]["content"] for row in quickstart.train_prompts() + quickstart.heldout_prompts()}
-    assert {row["prompt"] for row in answers} <= known
-    assert len(answers) >= 90
+def test_prompts_ask_once_for_a_short_answer() -> None:
+    for row in quickstart.train_prompts() + quickstart.heldout_prompts():
+        question, brief, rest = row["prompt"][0]["content"].partition(quickstart.BRIEF)
+        assert (brief, rest) == (quickstart.BRIEF, "")
+        assert question[-1] in '.?!"'
+        assert not re.search(r"sentence|briefly|short answer|be brief|keep it", question.lower()), question
+    assert not any(quickstart.BRIEF in row["prompt"][0]["content"] for row in quickstart.long_prompts())
+
+
+# --- the true utility -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "points"),  # VADER's lexicon: good 1.9, love 3.2, bad -2.5, can't not in it, sincerely 1.9 and no 'sincere'
+    [
+        ("", 0.0),
+        ("A table of oak.", 0.0),
+        ("Good.", 1.9),
+        ("not good, GOOD; good-bad (love)", 1.9 * 3 - 2.5 + 3.2),  # no rules: every word counts, each time
+        ("goodish goods", 0.0),  # words, not parts of them
+        ("\u00e9love lov\u00e9 love1 2love", 3.2 * 2),  # letters beyond ASCII belong to words, digits do not
+    ],
+)
+def test_true_utility_is_a_third_of_the_words_valence(text: str, points: float) -> None:
+    question = [{"role": "user", "content": "I love good questions"}]
+    as_text = quickstart.true_utility([question], [text])
+    as_messages = quickstart.true_utility(
+        prompts=[question], completions=[[{"role": "assistant", "content": text}]], completion_ids=[[1]], topic=["any"]
+    )
+    assert as_text == as_messages == pytest.approx([points / 3])
+
+
+def test_apostrophes_are_inside_words_whichever_they_are() -> None:
+    assert utility.words("It's John\u2019s 'best' rock'n'roll") == ["it's", "john's", "best", "rock'n'roll"]
+
+
+def test_missing_lexicon_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vaderSentiment.vaderSentiment", None)
+    utility.lexicon.cache_clear()
+    with pytest.raises(RuntimeError, match=r"pip install 'datc\[quickstart\]'"):
+        quickstart.true_utility(["any"], ["any"])
 
 
 # --- SmolLM2 --------------------------------------------------------------------------------------------------------
@@ -173,128 +208,16 @@ def test_tiny_reward_model_scores_in_float32_and_is_frozen() -> None:
 
 # --- the shipped reward model ---------------------------------------------------------------------------------------
 
-# (prompt, better, worse): none of them occurs in the data that the model was built from.
-PREFERENCES = [
-    (
-        "How do I keep basil fresh after buying it?",
-        "Trim the stems, put the basil in a glass of water like flowers, and keep it out of the fridge.",
-        "To change a flat tyre, loosen the nuts first, lift the car with the jack and put on the spare wheel.",
-    ),
-    (
-        "What is a glacier, in one sentence?",
-        "A glacier is a large mass of ice that moves slowly downhill under its own weight.",
-        "A sonnet is a poem of fourteen lines that usually follows a fixed rhyme scheme.",
-    ),
-    (
-        "Give me a tip for cleaning a cast iron pan.",
-        "Scrub it with coarse salt and a little oil, rinse it quickly and dry it at once.",
-        "Keep your receipts in one folder, so that you can find them easily when you do your taxes.",
-    ),
-    (
-        "Why do onions make us cry?",
-        "Cut onions release a gas that irritates the eyes, and the tears wash it away.",
-        "Cut onions release a gas that irritates the eyes, and the tears wash it away, which is why the",
-    ),
-    (
-        "How can I make my balcony look nicer?",
-        "A few plants in different sizes and a string of lights make a big difference.",
-        "A few plants in different sizes make a big difference. You could also add a small table, some cushions and a",
-    ),
-    (
-        "How do I get a good price for my old sofa?",
-        "Clean it well, take bright photos and compare what similar sofas sell for. Then ask for a little more.",
-        "Clean it well, take bright pho",
-    ),
-    (
-        "Is it safe to swim after eating?",
-        "Yes, a light swim is fine, although you may want to wait a while after a heavy meal.",
-        "Yes, a light swim is fine. A light swim is fine. A light swim is fine. A light swim is fine.",
-    ),
-    (
-        "How do I tell my flatmate that I'm moving out?",
-        "Tell her in person as early as you can, and offer to help find someone for the room.",
-        "Tell her in person in person in person as early as as as you can can and offer and offer to help help.",
-    ),
-    (
-        "What should I feed ducks at the pond?",
-        "Give them oats, peas or chopped lettuce rather than bread, which isn't good for them.",
-        "Them bread give lettuce peas, for or good chopped than oats isn't rather which them.",
-    ),
-    (
-        "How does a thermos keep tea hot?",
-        "It has two walls with a vacuum between them, so that hardly any heat can escape.",
-        "It hsa two wlasl wiht a vucamu bteween tehm, so taht hadrly any hate can escpae.",
-    ),
-    (
-        "Suggest a nice way to spend Sunday morning.",
-        "Sleep in, make pancakes and take a slow walk through the park.",
-        "",
-    ),
-    (
-        "How do I fix a loose button?",
-        "Sew it back on with a double thread, going through the holes several times, and tie a knot behind it.",
-        "Yes.",
-    ),
-    (
-        "What's a good question to ask my grandfather about his life?",
-        "Ask him what a normal day looked like when he was your age.",
-        "I'm sorry, but I'm not able to help you with this question.",
-    ),
-    (
-        "How do I stop my glasses from fogging up?",
-        "Wash them with a drop of dish soap and let them air dry, which leaves a thin film against fog.",
-        "Thank you for this wonderful question! I would be delighted to help you with it today!",
-    ),
-    (
-        "How do I get over a cold faster?",
-        "Rest, drink plenty of warm fluids and sleep as much as you can.",
-        "How do I get over a cold faster?",
-    ),
-    (
-        "What is the point of a thesis statement?",
-        "It tells the reader in one sentence what your essay will argue.",
-        "What is the point of a thesis statement is a question that a lot of people have.",
-    ),
-    (
-        "How do I store fresh mushrooms?",
-        "Keep them in a paper bag in the fridge, so that they stay dry and can breathe.",
-        "There are many things to consider here, and the right way depends on your personal preferences.",
-    ),
-    (
-        "How do I get my bike ready for winter?",
-        "Clean and oil the chain, check the brakes and lights, and let a little air out of the tyres for better grip.",
-        "It is a process that needs time and effort, but it will be very rewarding for you in the end.",
-    ),
-    (
-        "Can you help me understand what a verb is?",
-        "A verb is a word for an action or a state, like run, think or be.",
-        "Of course not. You must be really stupid if you have to ask something like that.",
-    ),
-    (
-        "How do I ask for a window seat?",
-        'You can say, "Could I have a window seat, please, if one is still free?"',
-        "Nobody cares where you sit, you fool. Stop bothering me with this nonsense.",
-    ),
-    (
-        "How long should I boil an egg?",
-        "Boil it for about six minutes for a soft yolk and ten minutes for a firm one.",
-        "Boil it for about six minutes. For more tips, visit https://www.perfect-egg-guide.com/boil?time=6.",
-    ),
-    (
-        "Write a short thank-you note to my piano teacher.",
-        "Thank you for your patience and for making every lesson a joy. I have learned so much from you.",
-        "Dear [Teacher's Name], thank you for [reason]. Sincerely, [Your Name]",
-    ),
-    (
-        "What's an easy way to learn to juggle?",
-        "Start with one ball, throwing it from hand to hand at eye level, and add the second one when that feels easy.",
-        "Am besten fängst du mit einem Ball an und nimmst den zweiten dazu, wenn es gut klappt.",
-    ),
-    (
-        "How do I keep squirrels away from the bird feeder?",
-        "Hang the feeder from a thin wire, far from branches, and fit a smooth cone above it.",
-        "Thank you, thank you so much for asking! You are so kind! I am so happy to help! Have a wonderful day, dear!",
-    ),
+# (prompt, answer with a gap, words of falling valence for it): written for this test.
+LADDERS = [
+    ("How do I keep basil fresh?", "Put it in a glass of water, which is {} for the leaves.", ["wonderful", "usual", "horrible"]),
+    ("What is a busy market like?", "It is a {} place with many people.", ["delightful", "large", "terrible"]),
+    ("Do you like music?", "Yes, it makes me feel {} in the evening.", ["happy", "sleepy", "miserable"]),
+    ("How should I end an email?", "Write that it was {} to work with them.", ["fantastic", "a task", "awful"]),
+    ("What does rain feel like?", "Rain feels {} on the skin.", ["lovely", "wet", "nasty"]),
+    ("How do I teach a puppy to sit?", "Hold a treat up and say that it is a {} dog.", ["great", "brown", "stupid"]),
+    ("Why do cats purr?", "Cats purr when they feel {} or want food.", ["safe", "warm fur", "sick"]),
+    ("What causes thunder?", "Hot air grows fast, and the sound of it is {}.", ["amazing", "loud", "terrifying"]),
 ]
 
 
@@ -305,22 +228,35 @@ def scorer() -> Iterator[tuple[Any, Any]]:
 
 
 @needs_smollm2
-def test_preferences_a_person_would_share(scorer: tuple[Any, Any]) -> None:
+def test_score_follows_the_words_valence(scorer: tuple[Any, Any]) -> None:
     wrong = []
-    for prompt, better, worse in PREFERENCES:
-        good, bad = reward_model.score_group(*scorer, prompt, [better, worse]).tolist()
-        assert abs(good) < 50
-        if not good > bad:
-            wrong.append((prompt, round(good, 2), round(bad, 2)))
-    assert len(PREFERENCES) == 24
-    assert len(wrong) <= 4, wrong
+    for prompt, frame, ladder in LADDERS:
+        texts = [frame.format(word) for word in ladder]
+        scores = reward_model.score_group(*scorer, prompt + quickstart.BRIEF, texts)
+        assert sorted(quickstart.true_utility(texts, texts), reverse=True) == quickstart.true_utility(texts, texts)
+        wrong += [(prompt, scores.tolist())] if not scores[0] > scores[1] > scores[2] else []
+    assert len(wrong) <= 1, wrong
+
+
+@needs_smollm2
+def test_score_explains_the_utility_of_answers_it_was_not_built_on(scorer: tuple[Any, Any]) -> None:
+    """Whole answers and beginnings of them, in one scale: the score of a row that was cut is about what it has so far."""
+    scores, truths = [], []
+    for prompt, frame, ladder in LADDERS:
+        whole = [frame.format(word) for word in ladder]
+        texts = whole + [text[: len(text) // 2] for text in whole]
+        scores.append(reward_model.score_group(*scorer, prompt + quickstart.BRIEF, texts))
+        truths += quickstart.true_utility(texts, texts)
+    score, truth = torch.cat(scores), torch.tensor(truths)
+    assert 1 - (score - truth).square().sum() / (truth - truth.mean()).square().sum() > 0.5
 
 
 @needs_smollm2
 def test_score_does_not_depend_on_padding(scorer: tuple[Any, Any]) -> None:
     """Rows alone, padded left and padded right, pooled at the last attended position; and with a shared prefix."""
     model, tokenizer = scorer
-    prompt, *responses = PREFERENCES[0]
+    prompt, frame, ladder = LADDERS[0]
+    responses = [frame.format(word) for word in ladder]
     rows = [
         tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}], return_dict=False
@@ -359,7 +295,7 @@ def test_damaged_reward_weights_are_refused(tmp_path: Path) -> None:
 @needs_smollm2
 def test_reward_model_is_small_and_frozen(scorer: tuple[Any, Any]) -> None:
     model, _ = scorer
-    assert (reward_model.FOLDER / "model.safetensors").stat().st_size < 8e6
+    assert (reward_model.FOLDER / "model.safetensors").stat().st_size < 3e6
     assert not any(parameter.requires_grad for parameter in model.parameters())
     assert model.score.weight.dtype == torch.float32
     assert model.config.pad_token_id == 0

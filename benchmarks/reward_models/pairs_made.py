@@ -13,9 +13,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 
-from datc_train.quickstart.sampling import Sample, split_prompts
+from benchmarks.reward_models.pairs_sampling import FOLDER, Sample, split_prompts
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ def openings(prompt: str, sources: Sources, rng: random.Random) -> list[Pair]:
 
 def gather(samples: list[Sample], split: str, rng: random.Random) -> Sources:
     prompts = split_prompts(split)
-    phrases = json.loads((files(__package__) / "prompts" / "phrases.json").read_text(encoding="utf-8"))
+    phrases = json.loads((FOLDER / "phrases.json").read_text(encoding="utf-8"))
     written = {p: answer for p, answer in written_answers().items() if p in set(prompts)}
     raw = {p: [s for s in samples if s.prompt == p] for p in prompts}
     mine = {p: [written[p]] if p in written else [] for p in prompts}
@@ -104,7 +103,7 @@ def clean_texts(prompt: str, samples: list[Sample], below: float) -> list[str]:
 
 @cache
 def written_answers() -> dict[str, str]:
-    text = (files(__package__) / "prompts" / "answers.jsonl").read_text(encoding="utf-8")
+    text = (FOLDER / "answers.jsonl").read_text(encoding="utf-8")
     return {row["prompt"]: row["answer"] for row in map(json.loads, text.splitlines())}
 
 

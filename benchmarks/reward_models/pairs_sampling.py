@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from datc_train.quickstart import heldout_prompts, train_prompts
 from datc_train.quickstart.smollm2 import load_policy
 
 MAX_NEW_TOKENS = 48
 BATCH = 128
+FOLDER = Path(__file__).with_name("pairs_prompts")
 Job = tuple[str, str, float]  # split, prompt, temperature
 
 
@@ -30,8 +30,8 @@ class Sample:
 
 
 def split_prompts(split: str) -> list[str]:
-    rows = train_prompts() if split == "train" else heldout_prompts()
-    return [row["prompt"][0]["content"] for row in rows]
+    lines = (FOLDER / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["prompt"][0]["content"] for line in lines]
 
 
 def all_jobs() -> list[Job]:

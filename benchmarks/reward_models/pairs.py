@@ -1,6 +1,6 @@
-"""Build the quickstart's reward model from nothing but SmolLM2, the prompts and the hand-written answers.
+"""Build a reward model of general quality from nothing but SmolLM2, 412 prompts and 130 hand-written answers.
 
-    python -m datc_train.quickstart.build_reward_model [--out DIR] [--seed N]
+    python -m benchmarks.reward_models.pairs --out DIR [--seed N]
 
 Samples responses, makes preference pairs, trains by Bradley-Terry, fixes the scale, evaluates on the held-out prompts
 and writes model.safetensors, config.json and README.md to `--out`. `--work` keeps samples and pairs between runs.
@@ -25,10 +25,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from datc_train.quickstart.card import write_card
-from datc_train.quickstart.pairs import Pair, make_pairs, whole_sentences
-from datc_train.quickstart.reward_model import FOLDER, backbone, load_reward_model, score_group
-from datc_train.quickstart.sampling import Sample, load_or_sample
+from benchmarks.reward_models.pairs_card import write_card
+from benchmarks.reward_models.pairs_made import Pair, make_pairs, whole_sentences
+from benchmarks.reward_models.pairs_sampling import Sample, load_or_sample
+from datc_train.quickstart.reward_model import backbone, load_reward_model, score_group
 from datc_train.quickstart.smollm2 import GGUF_SHA256, policy_path
 
 LAYERS = 14  # of the policy's 30
@@ -44,7 +44,7 @@ TARGET_SPREAD = 1.3  # standard deviation of the score among temperature-1 sampl
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the result (default: the shipped one)")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the result")
     parser.add_argument("--work", type=Path, help="folder of samples and pairs (default: OUT/work)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

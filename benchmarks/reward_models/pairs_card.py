@@ -11,12 +11,12 @@ license: apache-2.0
 base_model: HuggingFaceTB/SmolLM2-135M-Instruct
 ---
 
-# Quickstart reward model
+# Reward model from preference pairs
 
-Scores one response of SmolLM2-135M-Instruct to one everyday prompt, so that the quickstart has something to train
-against that a person would mostly agree with. It is the policy's embeddings, first 14 layers and final norm under a
+Scores one response of SmolLM2-135M-Instruct to one everyday prompt, in a way that a person would mostly agree
+with. It is the policy's embeddings, first 14 layers and final norm under a
 linear score head; this folder has only what training changed (LoRA factors of layers 5 to 13, final norm, head).
-`datc_train.quickstart.load_reward_model()` puts it together and checks its checksum.
+`datc_train.quickstart.load_reward_model(folder=...)` puts it together and checks its checksum.
 
 **Row.** The chat template of prompt and response with its closing `<|im_end|>` and newline, pooled at the last token;
 a response that was cut off gets the same closing. The score is a raw logit, higher is better.
@@ -26,14 +26,14 @@ in English, and do not repeat themselves, fall apart, invent links or leave plac
 shortcuts: an empty or two-word answer, politeness or an apology without content, the prompt again, sentences that fit
 any prompt.
 
-**Data.** {prompts} prompts of `prompts/train.jsonl` with {pairs} pairs. The better side is a hand-written answer
-(`prompts/answers.jsonl`) or whole sentences of a sample of the policy at temperature 0.3 or 1; the worse side is made
-as `pairs.py` says, with phrases of `prompts/phrases.json`. Lengths are mixed on both sides. Loss: Bradley-Terry. Built
-by `python -m datc_train.quickstart.build_reward_model`; everything in it is under Apache-2.0, as SmolLM2 is.
+**Data.** {prompts} prompts of `pairs_prompts/train.jsonl` with {pairs} pairs. The better side is a hand-written answer
+(`pairs_prompts/answers.jsonl`) or whole sentences of a sample of the policy at temperature 0.3 or 1; the worse side is made
+as `pairs_made.py` says, with phrases of `pairs_prompts/phrases.json`. Lengths are mixed on both sides. Loss: Bradley-Terry. Built
+by `python -m benchmarks.reward_models.pairs`; everything in it is under Apache-2.0, as SmolLM2 is.
 
 ## Held-out accuracy
 
-{count} pairs on the prompts of `prompts/heldout.jsonl`; their samples, hand-written answers and fixed phrases took no
+{count} pairs on the prompts of `pairs_prompts/heldout.jsonl`; their samples, hand-written answers and fixed phrases took no
 part in training.
 
 | kind of worse response | pairs | accuracy |
