@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, fields
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from datc_train.credit_point import CreditPoint, Kind
+from datc_train.credit_point import DEFAULT, CreditPoint, Kind
 
 # What the trainer itself tells `apply_chat_template`.
 RESERVED_TEMPLATE_KWARGS = frozenset(
@@ -161,9 +161,9 @@ class Config:
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     method: Method = "datc"
     loss: Loss = "grpo"
-    credit_point: Kind = "embedding"
-    credit_passes: int = 1
-    credit_scale: float = 0.5
+    credit_point: Kind = DEFAULT.kind
+    credit_passes: int = DEFAULT.passes
+    credit_scale: float = DEFAULT.scale
     ceiling: float = 4.0
     utility: Literal["advantage", "sign"] = "advantage"
     beta: float = 0.03

@@ -73,7 +73,5 @@ class CreditPoint:
         return self.kind == "integrated"
 
 
-EMBEDDING = CreditPoint()
-
-
-EMBEDDING = CreditPoint()
+EMBEDDING = CreditPoint()  # the paper's
+DEFAULT = CreditPoint("integrated")  # of training: forecasts replacements best for its price, see datc_train/reward/README.md

@@ -23,7 +23,7 @@ from trl import GRPOTrainer
 from datc_kernels import effective_sample_ratio, predicted_gain
 from datc_kernels.allocate_weights.diagnostics import at_band
 from datc_kernels.dispatch import KNOWN, choose
-from datc_train.credit_point import CreditPoint, Kind
+from datc_train.credit_point import DEFAULT, CreditPoint, Kind
 from datc_train.integrations.token_advantages import TokenAdvantages, token_advantages
 from datc_train.policy import Policy, take_policy
 from datc_train.reward import RewardModel
@@ -55,9 +55,9 @@ class DATCConfig:
     method: str = "datc"
     ceiling: float = 4.0
     utility: str = "advantage"
-    credit_point: Kind = "embedding"
-    credit_passes: int = 1
-    credit_scale: float = 0.5
+    credit_point: Kind = DEFAULT.kind
+    credit_passes: int = DEFAULT.passes
+    credit_scale: float = DEFAULT.scale
     backend: str | None = None
 
     def __post_init__(self) -> None:

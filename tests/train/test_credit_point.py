@@ -16,7 +16,7 @@ from torch import Tensor
 from datc_train import train
 from datc_train.config import config_from
 from datc_train.credit import METHODS
-from datc_train.credit_point import CreditPoint
+from datc_train.credit_point import DEFAULT, CreditPoint
 from datc_train.reward import RewardModel
 from datc_train.types import ScoredRollout
 
@@ -213,6 +213,12 @@ def test_what_cannot_be_is_refused_everywhere_in_the_same_words(key: str, point:
     ):
         with pytest.raises(ValueError, match=rf"^{key}: expected"):
             call()
+
+
+def test_one_default_for_the_loop_and_for_trl() -> None:
+    from datc_train.integrations.trl import DATCConfig
+
+    assert config_from({}).point == DATCConfig().point == DEFAULT
 
 
 TINY = {"policy": "tiny", "reward": "tiny", "prompts": "quickstart", "group_size": 2, "prompts_per_step": 2, "max_new_tokens": 6}
