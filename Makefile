@@ -109,7 +109,7 @@ $(VLLM_VENV)/.installed: pyproject.toml
 install-vllm: $(VLLM_VENV)/.installed
 
 test-vllm: install-vllm
-	$(VLLM_VENV)/bin/python -m pytest -n 2 --dist loadgroup -m vllm --durations=0 tests/train
+	$(VLLM_VENV)/bin/python -m pytest -n 2 --dist loadfile -m vllm --durations=0 tests/train
 
 bench: install
 	$(BIN)/python -m benchmarks.credit_cost

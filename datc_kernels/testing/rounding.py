@@ -40,6 +40,7 @@ def assert_rounded(
 
     For vectors and tables whose entries are sums over the same terms: small ones are as exact as the large ones beside them.
     """
+    got, true = got.detach(), true.detach()
     assert got.shape == true.shape, f"{name} {got.shape} for {true.shape}"
     finite = true.isfinite()
     scale = float(true[finite].abs().max()) if finite.any() else 0.0
