@@ -6,7 +6,6 @@ import os
 import re
 import sys
 import traceback
-import warnings
 from collections.abc import Callable
 from dataclasses import fields
 from importlib.metadata import version
@@ -263,8 +262,6 @@ def _quiet() -> None:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    # PEFT asks transformers for an attribute that it has renamed; nothing that a user can act on.
-    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers.modeling_utils")
 
 
 def config_of(words: list[str]) -> Config:

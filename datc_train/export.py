@@ -16,7 +16,7 @@ from datc_train.checkpoint import checkpoints, readable
 from datc_train.config import Config, config_from
 from datc_train.disk import written
 from datc_train.evaluate import best_step
-from datc_train.models import load_base
+from datc_train.models import load_base, wrapping
 from datc_train.run_folder import read_lines, saved_config
 from datc_train.sources import read_sources
 
@@ -57,7 +57,7 @@ def export(run: Path, out: Path | None = None, which: str = "last") -> tuple[Pat
     if has_adapter:
         base = load_base(config, torch.float32)
         tied = _untie(base)
-        with readable(checkpoint):
+        with readable(checkpoint), wrapping():
             trained: Any = PeftModel.from_pretrained(base, str(checkpoint)).eval()
         ids = torch.tensor([tokenizer.encode(_PROBE)])
         before = _logprobs(trained, ids)

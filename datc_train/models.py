@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -69,7 +70,9 @@ def load_policy(
         model.requires_grad_(True)
     if config.gradient_checkpointing:
         check_dropout(model)
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        # Older versions of transformers know the second name alone.
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
     model.train(config.gradient_checkpointing)
     return take_policy(model, tokenizer, starts_at_base=starts_at_base, reference=config.beta > 0)
 
@@ -111,6 +114,15 @@ def _check_template_kwargs(tokenizer: PreTrainedTokenizerBase, kwargs: dict[str,
         ) from error
 
 
+@contextmanager
+def wrapping() -> Iterator[None]:
+    """Around a model on which PEFT puts an adapter: it asks for an attribute that transformers has renamed, and nobody can act on
+    the warning."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"`is_gradient_checkpointing` is deprecated", category=FutureWarning)
+        yield
+
+
 def _with_adapter(model: Any, lora: Lora) -> PeftModel:
     """Raises ValueError for target_modules that PEFT refuses, of which one is no module's, or that take in the LM head."""
     from peft import LoraConfig, get_peft_model
@@ -118,7 +130,8 @@ def _with_adapter(model: Any, lora: Lora) -> PeftModel:
     targets = lora.target_modules
     settings = LoraConfig(r=lora.r, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=targets)
     try:
-        model = get_peft_model(model, settings)
+        with wrapping():
+            model = get_peft_model(model, settings)
     except (ValueError, re.error) as error:
         raise ValueError(f"lora.target_modules: {targets!r} does not fit this policy: {error}") from error
     asked = model.peft_config["default"].target_modules  # PEFT has put today's names in place of what older models called them
