@@ -67,7 +67,7 @@ REPORT_HELP = """Show what a run did: one page, report.html, that asks for nothi
 Curves with their moving averages, what every phase of a step cost, and responses token by token: weight by colour; credit,
 probability and the best alternatives at the pointer. Several runs become one page: methods side by side, runs that differ by
 their seed only as one curve with a band. Every figure is a PNG too: figures/ beside a run's own page, <page>_figures/ beside
-another. A run that still goes on can be looked at.
+another. A run that still goes on can be looked at. A probe.json that `datc probe` wrote into a run's folder is shown too.
 
 Examples: datc report runs/first
           datc report runs/*-grpo runs/*-datc --out compare/report.html

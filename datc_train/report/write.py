@@ -28,7 +28,8 @@ def write_report(runs: str | Path | Sequence[str | Path], out: str | Path | None
     page, `name.html`); returns the page's path.
 
     The page is self-contained: it asks for nothing, from disk or network. A run that still goes on, or lacks evaluations or
-    samples, is shown as far as it is. Runs that differ by their seed only are one group, with a band over seeds.
+    samples, is shown as far as it is; what `datc probe` wrote into its folder as probe.json has a section. Runs that differ by
+    their seed only are one group, with a band over seeds.
 
     Args:
         runs: a run's folder, or several.
