@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_credit_point import gradient_by_hand
 from test_reward_tiny import llama_tokenizer, qwen3_tokenizer, single_row, tiny_classifier
 from test_train import lines, same
 from tolerances import TERMS, WEIGHT
@@ -18,6 +19,7 @@ from datc_kernels import allocate_weights
 from datc_kernels.testing.rounding import rounding
 from datc_train import doctor, train
 from datc_train.config import config_from
+from datc_train.credit_point import DEFAULT
 from datc_train.export import export
 from datc_train.quickstart import train_prompts
 
@@ -105,8 +107,11 @@ def textbook(folders: Path, sample: dict[str, Any]) -> tuple[float, Tensor, Tens
     content = ids[:-1] if ids[-1] == tokenizer.eos_token_id else ids
     answer = {"role": "assistant", "content": tokenizer.decode(content)}
     row = tokenizer.apply_chat_template([*sample["prompt"], answer], return_dict=False)
-    score, gradient = single_row(reward, row)
+    score, _ = single_row(reward, row)
     start = next(i for i in range(len(row) - len(content), -1, -1) if row[i : i + len(content)] == content)
+    scale = torch.ones(len(row))
+    scale[start : start + len(content)] = DEFAULT.scale  # the run's credit point: all tokens of the response moved at once
+    gradient = gradient_by_hand(reward, row, scale)
     g = torch.zeros(len(ids), gradient.shape[1], dtype=torch.float64)
     g[: len(content)] = gradient[start : start + len(content)].double()
     table = reward.get_input_embeddings().weight.detach().double()

@@ -385,7 +385,8 @@ def test_in_trl_both_models_read_the_same_row(tmp_path: Path) -> None:
     trainer = make(DATCTrainer, tmp_path, max_steps=1)
     prompt = begun("I am")
     trainer.train_dataset = Dataset.from_list([{"prompt": prompt}] * 4)
-    reward = trainer._recorder.reward
+    (recorder,) = trainer._recorders.values()
+    reward = recorder.reward
     rows: list[MappedRow] = []
     sampled: list[Any] = []
     real_build, real_tokenize = reward._rows.build, trainer._tokenize_prompts

@@ -160,7 +160,8 @@ def test_advantages_and_loss_are_the_formula(tmp_path: Path, monkeypatch: pytest
     ids, mask = out["completion_ids"], out["completion_mask"].bool()
     reward = reward_model()
     prompts = [row["prompt"] for row in stock["inputs"]]
-    scored = reward.score(prompts[:1], [r[m].tolist() for r, m in zip(ids, mask, strict=True)], 4)
+    responses = [r[m].tolist() for r, m in zip(ids, mask, strict=True)]
+    scored = reward.score(prompts[:1], responses, 4, **trainer.datc.point.arguments())
     whole = torch.cat([out["prompt_ids"], ids], 1)
     attention = torch.cat([out["prompt_mask"], out["completion_mask"]], 1)
     policy.eval()
