@@ -15,11 +15,10 @@ SMALL = "'steps': 1, 'group_size': 2, 'prompts_per_step': 1, 'max_new_tokens': 4
 EXPORT = "from pathlib import Path; from datc_train.export import export; export(Path(str(run)))"
 
 
-def readme_example() -> str:
-    """The README's block that trains."""
+def readme_examples() -> list[str]:
+    """The README's blocks that train."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    (found,) = [block for block in blocks if "from datc_train import train" in block]
-    return found
+    return [block for block in blocks if "from datc_train import train" in block]
 
 
 def lines(code: str, folder: Path) -> list[str]:
@@ -40,7 +39,10 @@ def lines(code: str, folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     "code",
     [
-        pytest.param(readme_example() + EXPORT, id="the README's example and its export"),
+        *(
+            pytest.param(block + EXPORT, id=f"the README's example {i} and its export")
+            for i, block in enumerate(readme_examples())
+        ),
         pytest.param(
             f"from datc_train import train\nrun = train({{'policy': 'tiny', 'reward': 'tiny', 'prompts': 'quickstart', "
             f"'gradient_checkpointing': True, {SMALL}}})\n",
@@ -51,6 +53,10 @@ def lines(code: str, folder: Path) -> list[str]:
 def test_training_in_python(tmp_path: Path, code: str) -> None:
     said = lines(code, tmp_path)
     assert not [line for line in said if "Warning" in line], said
+
+
+def test_the_page_has_examples_that_train() -> None:
+    assert readme_examples()
 
 
 def test_the_command_line(tmp_path: Path) -> None:
